@@ -1,0 +1,79 @@
+"""A research framework for reinforcement learning from human feedback.
+
+The public names, imported at first use: ``import rlhf`` itself is instant. Saved configs name classes by them
+(``rlhf.PPO``), so they survive a move of the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
+    from rlhf.algorithms.advantages import (
+        GAE as GAE,
+        GroupNorm as GroupNorm,
+        LeaveOneOut as LeaveOneOut,
+        Returns as Returns,
+    )
+    from rlhf.algorithms.averaging import EMA as EMA
+    from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
+    from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
+    from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
+    from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
+    from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW
+    from rlhf.algorithms.policy_losses import Clip as Clip
+    from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
+    from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
+    from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
+    from rlhf.algorithms.sft import SFT as SFT
+    from rlhf.data.blenders import Concatenate as Concatenate, Proportional as Proportional, RoundRobin as RoundRobin
+    from rlhf.data.dataset import Data as Data
+    from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
+    from rlhf.data.templates import Chat as Chat, Plain as Plain
+    from rlhf.engines.inference.sampling import Sampling as Sampling
+    from rlhf.engines.local import Local as Local
+    from rlhf.experiment import Experiment as Experiment
+    from rlhf.metrics import TensorBoard as TensorBoard
+    from rlhf.models.heads import MLP as MLP, Linear as Linear
+    from rlhf.models.policy import FromScratch as FromScratch, Pretrained as Pretrained
+    from rlhf.models.rewards import FunctionReward as FunctionReward, ScalarReward as ScalarReward, Weighted as Weighted
+
+_MODULES = {
+    "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
+    "rlhf.algorithms.averaging": ["EMA"],
+    "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
+    "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
+    "rlhf.algorithms.normalization": ["ScoreNormalization"],
+    "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
+    "rlhf.algorithms.optimizers": ["AdamW", "SGD"],
+    "rlhf.algorithms.policy_losses": ["Clip"],
+    "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
+    "rlhf.algorithms.reward_modelling": ["RewardModelling"],
+    "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
+    "rlhf.algorithms.sft": ["SFT"],
+    "rlhf.data.blenders": ["Concatenate", "Proportional", "RoundRobin"],
+    "rlhf.data.dataset": ["Data"],
+    "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],
+    "rlhf.data.templates": ["Chat", "Plain"],
+    "rlhf.engines.inference.sampling": ["Sampling"],
+    "rlhf.engines.local": ["Local"],
+    "rlhf.experiment": ["Experiment"],
+    "rlhf.metrics": ["TensorBoard"],
+    "rlhf.models.heads": ["Linear", "MLP"],
+    "rlhf.models.policy": ["FromScratch", "Pretrained"],
+    "rlhf.models.rewards": ["FunctionReward", "ScalarReward", "Weighted"],
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlhf' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,82 @@
+"""Critics: a trunk of their own, or a head on the policy's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.algorithms.optimizers import AdamW
+from rlhf.algorithms.schedules import Constant
+from rlhf.interfaces import Critic, LanguageModel, Optimizer, Schedule, ValueHead
+from rlhf.models.heads import Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTrunk(Critic):
+    """A critic with a trunk and an optimiser of its own.
+
+    Args:
+        path: A saved reward model (``@reward``: its head and normalisation are kept) to start from; null copies the
+            policy's trunk.
+        head: The head of a critic that starts from the policy; a reward model brings its own.
+        optimizer: Of the critic.
+        schedule: Of the critic's learning rate.
+        max_grad_norm: The critic's gradients are scaled down to this global norm; null leaves them.
+        coef: Weight of the value loss.
+        clip: Values may move this far from the old ones before the loss stops rewarding it; null for no clipping.
+        warmup_iterations: Iterations at the start in which only the critic learns.
+    """
+
+    shared: ClassVar[bool] = False
+
+    path: str | None = None
+    head: ValueHead = Linear()
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = Constant()
+    max_grad_norm: float | None = 1.0
+    coef: float = 1.0
+    clip: float | None = 0.2
+    warmup_iterations: int = 0
+
+    def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
+        from rlhf.models.storage import load_value_model, value_model_from
+
+        if self.path is None:
+            return value_model_from(policy, self.head, seed=seed)
+        model, _ = load_value_model(self.path)
+        return model
+
+
+class _Detach(nn.Module):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden.detach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTrunk(Critic):
+    """A value head on the policy's trunk, trained by the policy's optimiser.
+
+    Args:
+        head: The head.
+        coef: Weight of the value loss beside the policy's.
+        clip: Values may move this far from the old ones before the loss stops rewarding it; null for no clipping.
+        detach: Stop the value loss's gradient at the head, so that the trunk serves the policy alone.
+        warmup_iterations: Iterations at the start in which only the value loss is trained.
+    """
+
+    shared: ClassVar[bool] = True
+
+    head: ValueHead = Linear()
+    coef: float = 0.1
+    clip: float | None = 0.2
+    detach: bool = False
+    warmup_iterations: int = 0
+
+    def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = self.head.build(policy.module.config.get_text_config().hidden_size)
+        return nn.Sequential(_Detach(), head) if self.detach else head

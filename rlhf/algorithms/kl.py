@@ -1,0 +1,112 @@
+"""The KL penalty against the reference: estimator, place and weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from rlhf.algorithms.functional import kl
+from rlhf.interfaces import KLController, LiveController
+
+
+class _FixedCoefficient(LiveController):
+    def __init__(self, coef: float) -> None:
+        self.coef = coef
+
+    def update(self, observed: float, samples: int) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.coef = state["coef"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(KLController):
+    """A constant KL coefficient.
+
+    Args:
+        coef: The coefficient β.
+    """
+
+    coef: float = 0.05
+
+    def build(self) -> LiveController:
+        return _FixedCoefficient(self.coef)
+
+
+class _AdaptiveCoefficient(_FixedCoefficient):
+    def __init__(self, settings: Adaptive) -> None:
+        super().__init__(settings.coef)
+        self.settings = settings
+
+    def update(self, observed: float, samples: int) -> None:
+        rule = self.settings
+        self.coef = kl.adaptive_update(
+            self.coef, observed, target=rule.target, horizon=rule.horizon, samples=samples, clip=rule.clip
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(KLController):
+    """A coefficient that follows the observed KL towards a target.
+
+    β ← β (1 + clip(KL / target − 1, ±clip) · samples / horizon).   Source: arXiv:1909.08593, section 2.2.
+
+    Args:
+        coef: β before the first iteration.
+        target: KL to hold, in nats per response.
+        horizon: Samples over which the error takes full effect.
+        clip: Bound of the proportional error.
+    """
+
+    coef: float = 0.1
+    target: float = 6.0
+    horizon: int = 10_000
+    clip: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.target <= 0 or self.horizon <= 0:
+            raise ValueError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
+
+    def build(self) -> LiveController:
+        return _AdaptiveCoefficient(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KL:
+    """How the policy is held near the reference.
+
+    In the reward the penalty −β·KL_t is added to each token's reward; in the loss β·KL_t is a term of its own, weighted
+    after the first mini-batch by the detached importance ratio. k1 as a loss is refused: its gradient's expectation is
+    zero. k3 as a loss is allowed for parity with GRPO; its gradient is that of the reverse divergence,
+    KL(reference ‖ policy).
+
+    Args:
+        estimator: k1, k2 or k3, per token (Schulman 2020, "Approximating KL divergence").
+        where: Whether the penalty enters the "reward" or the "loss".
+        controller: The coefficient over time.
+    """
+
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    where: Literal["reward", "loss"] = "reward"
+    controller: KLController = Fixed()
+
+    def __post_init__(self) -> None:
+        if self.where == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "estimator is k1 and where is loss: the gradient of k1 as a loss has expectation zero; "
+                "set estimator k2, or where: reward"
+            )
+
+    def penalty(self, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """KL per token [B, T] as a loss, with gradient."""
+        values = kl.estimate(self.estimator, logprobs, ref_logprobs, mask=mask)
+        if self.estimator == "k3":  # as published: no importance weight
+            return values
+        ratio = (logprobs.detach() - old_logprobs).masked_fill(~mask, 0.0).exp()
+        return ratio * values

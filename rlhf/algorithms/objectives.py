@@ -1,0 +1,53 @@
+"""Terms added to the policy's loss: the pretraining mixture and the entropy bonus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.data.dataset import Data
+from rlhf.interfaces import Objective
+from rlhf.types import Batch, Labelled, LossTerm, Outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture(Objective):
+    """The pretraining mixture (PPO-ptx): a next-token loss on plain text in every optimiser step.
+
+    L = L_policy + coef · (−1/N Σ log π(x_t | x_<t)), N the tokens of this term over all ranks.
+    Source: arXiv:2203.02155, eq. 2 (γ there is coef; there both terms are summed over their own batches).
+
+    Args:
+        data: Blend of plain texts.
+        coef: Weight of the term.
+        batch_size: Texts per optimiser step over all ranks; null takes the mini-batch size.
+        gradient_every: Log the gradient norm of this term, of the policy's and their cosine every so many optimiser
+            steps; 0 never.
+    """
+
+    data: Data
+    coef: float = 1.0
+    batch_size: int | None = None
+    gradient_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; must be at least 1, or null")
+
+    def term(self, outputs: Outputs, batch: Labelled | Batch) -> LossTerm:
+        assert outputs.logprobs is not None
+        return LossTerm("mixture", -outputs.logprobs, batch.mask, coef=self.coef)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entropy(Objective):
+    """Entropy bonus: −coef · H(π(· | state)), mean over the rollouts' tokens.
+
+    Args:
+        coef: Weight of the bonus; positive keeps the policy broad.
+    """
+
+    coef: float = 0.01
+
+    def term(self, outputs: Outputs, batch: Labelled | Batch) -> LossTerm:
+        assert outputs.entropy is not None
+        return LossTerm("entropy", -outputs.entropy, batch.mask, coef=self.coef)

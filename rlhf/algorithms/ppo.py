@@ -1,0 +1,234 @@
+"""Proximal policy optimisation for language models, by parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.advantages import GAE
+from rlhf.algorithms.base import check_batch, check_positive
+from rlhf.algorithms.functional import kl as kl_functions
+from rlhf.algorithms.functional import losses
+from rlhf.algorithms.functional.rewards import shape_rewards
+from rlhf.algorithms.kl import KL
+from rlhf.algorithms.normalization import ScoreNormalization
+from rlhf.algorithms.objectives import Entropy, Mixture
+from rlhf.algorithms.optimizers import AdamW
+from rlhf.algorithms.policy_losses import Clip
+from rlhf.algorithms.schedules import Constant
+from rlhf.data.dataset import Data
+from rlhf.engines.inference.sampling import Sampling
+from rlhf.engines.local import Local
+from rlhf.interfaces import (
+    AdvantageEstimator,
+    Critic,
+    Engine,
+    OnlineAlgorithm,
+    Optimizer,
+    Policy,
+    PolicyLoss,
+    RewardModel,
+    Schedule,
+    WeightAverage,
+)
+from rlhf.algorithms.critics import OwnTrunk
+from rlhf.types import Advantages, Batch, LossTerm, Outputs, Phase, Scored, Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Sampling from fixed held-out prompts, the same random numbers every time.
+
+    Args:
+        every: Iterations between evaluations (the start and the end always count); 0 none at all.
+        prompts: How many held-out prompts.
+        rewards: Further judges by name, such as a known true reward: ``eval/<name>_score``.
+        sampling: How to sample; null as in training.
+    """
+
+    every: int = 0
+    prompts: int = 64
+    rewards: dict[str, RewardModel] = field(default_factory=dict)
+    sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(OnlineAlgorithm):
+    """Proximal policy optimisation from a reward model, with the options of InstructGPT.
+
+    maximise  E_t[min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)],  reward of token t = score at the last token − β KL_t,
+    + coef · log-likelihood of plain text (``mixture``).   Source: arXiv:1707.06347, eq. 7; arXiv:2203.02155, eq. 2.
+
+    Args:
+        policy: The model to train.
+        reward: What a response is worth.
+        data: Prompts.
+        sampling: How responses are drawn. Its temperature divides the logits in every log-probability.
+        reference: The frozen model the KL is measured against; null is a copy of the policy's start.
+        critic: Where values come from; not built when ``advantage`` needs no critic.
+        advantage: Advantage estimator.
+        policy_loss: The surrogate.
+        kl: The KL penalty; null for none (and no reference).
+        mixture: Pretraining mixture; null for none.
+        entropy: Entropy bonus; null for none.
+        averaging: Average of the policy's weights, saved beside it as ``ema``; null for none.
+        iterations: Rollout-and-update rounds.
+        batch_size: Responses per iteration over all processes.
+        samples_per_prompt: Responses drawn for each prompt: the group.
+        mini_batch_size: Responses per optimiser step over all processes.
+        epochs: Passes over each iteration's responses.
+        score_normalization: Shift and scale of the scores; null for none.
+        score_clip: Bound of the (normalised) score; the KL part is not clipped. Null for none.
+        missing_end_penalty: Taken off the score of a response that was cut by the length limit.
+        target_kl: Stop an iteration's update when the mean KL from the old policy, per token, exceeds this; null never.
+        rescore: Recompute the old log-probabilities with the trainer; false takes the sampler's.
+        optimizer: Of the policy.
+        schedule: Of the policy's learning rate.
+        max_grad_norm: Gradients are scaled down to this global norm; null leaves them.
+        evaluation: Sampling on held-out prompts.
+        save_every: Iterations between checkpoints; 0 none.
+        save_rollouts: Responses of each iteration written to ``rollouts/``.
+        engine: Where and how the models run.
+    """
+
+    phase: ClassVar[Phase] = "ppo"
+
+    policy: Policy
+    reward: RewardModel
+    data: Data
+    sampling: Sampling = Sampling()
+    reference: Policy | None = None
+    critic: Critic | None = OwnTrunk()
+    advantage: AdvantageEstimator = GAE()
+    policy_loss: PolicyLoss = Clip()
+    kl: KL | None = KL()
+    mixture: Mixture | None = None
+    entropy: Entropy | None = None
+    averaging: WeightAverage | None = None
+    iterations: int = 100
+    batch_size: int = 64
+    samples_per_prompt: int = 1
+    mini_batch_size: int = 16
+    epochs: int = 1
+    score_normalization: ScoreNormalization | None = None
+    score_clip: float | None = 5.0
+    missing_end_penalty: float = 0.0
+    target_kl: float | None = None
+    rescore: bool = True
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = Constant()
+    max_grad_norm: float | None = 1.0
+    evaluation: Evaluation = Evaluation()
+    save_every: int = 0
+    save_rollouts: int = 8
+    engine: Engine = Local()
+
+    def check(self) -> list[str]:
+        problems = check_positive(
+            iterations=self.iterations,
+            batch_size=self.batch_size,
+            samples_per_prompt=self.samples_per_prompt,
+            mini_batch_size=self.mini_batch_size,
+            epochs=self.epochs,
+        )
+        if problems:
+            return problems
+        for name in ("samples_per_prompt", "mini_batch_size"):
+            if rest := self.batch_size % getattr(self, name):
+                problems.append(
+                    f"batch_size: {self.batch_size} % {getattr(self, name)} = {rest}, not 0; "
+                    f"make batch_size a multiple of {name}"
+                )
+        problems += check_batch(self.mini_batch_size, self.engine, name="mini_batch_size")
+        estimator = type(self.advantage).__name__
+        if self.advantage.needs_critic and self.critic is None:
+            problems.append(f"critic: is null, but {estimator} needs values; set a critic, or another advantage")
+        if self.advantage.needs_groups and self.samples_per_prompt < 2:
+            problems.append(
+                f"samples_per_prompt: is {self.samples_per_prompt}, but {estimator} compares the responses of a prompt "
+                "with each other; set at least 2"
+            )
+        return problems
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("model", "ema") if self.averaging is not None else ("model",)
+
+    @property
+    def used_critic(self) -> Critic | None:
+        """The critic, where the advantage estimator reads one."""
+        return self.critic if self.advantage.needs_critic else None
+
+    @property
+    def want(self) -> tuple[str, ...]:
+        """The fields of :class:`Outputs` that :meth:`loss` reads."""
+        entropy = ("entropy",) if self.entropy is not None else ()
+        values = ("values",) if self.used_critic is not None and self.used_critic.shared else ()
+        return ("logprobs", *entropy, *values)
+
+    def rewards(
+        self, scores: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, *, kl_coef: float
+    ) -> Tensor:
+        in_reward = self.kl is not None and self.kl.where == "reward" and ref_logprobs is not None
+        return shape_rewards(
+            scores,
+            old_logprobs,
+            ref_logprobs if in_reward else old_logprobs,
+            mask,
+            kl_coef=kl_coef if in_reward else 0.0,
+            kl=self.kl.estimator if in_reward else "k1",
+            score_clip=self.score_clip,
+        )
+
+    def advantages(self, scored: Scored) -> Advantages:
+        return self.advantage(scored)
+
+    def loss(self, outputs: Outputs, batch: Batch, *, kl_coef: float) -> tuple[list[LossTerm], Tally]:
+        assert outputs.logprobs is not None
+        logprobs, mask = outputs.logprobs, batch.mask
+        surrogate = self.policy_loss(logprobs, batch)
+        terms = [LossTerm("policy", surrogate, mask, mode=self.policy_loss.aggregation)]
+        if self.kl is not None and self.kl.where == "loss":
+            assert batch.ref_logprobs is not None
+            penalty = self.kl.penalty(logprobs, batch.old_logprobs, batch.ref_logprobs, mask)
+            terms.append(LossTerm("kl", penalty, mask, coef=kl_coef))
+        if self.entropy is not None:
+            terms.append(self.entropy.term(outputs, batch))
+        tally = self._update_metrics(logprobs.detach(), batch)
+        if outputs.values is not None:
+            value_terms, value_tally = self.value_loss(outputs, batch)
+            terms += value_terms
+            tally.merge(value_tally)
+        return terms, tally
+
+    def _update_metrics(self, logprobs: Tensor, batch: Batch) -> Tally:
+        """How far the policy has moved from the one that sampled."""
+        mask, tally = batch.mask, Tally()
+        ratio = (logprobs - batch.old_logprobs).masked_fill(~mask, 0.0).exp()
+        if mask.any():
+            tally.max("policy/ratio_max", float(ratio[mask].max()))
+        # A token is clipped where the surrogate has lost its gradient: found by asking the loss itself.
+        probe = logprobs.clone().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.policy_loss(probe, batch).sum(), probe)
+        tally.mean("policy/clip_fraction", (slope == 0) & (batch.advantages != 0), mask)
+        tally.mean("policy/approx_kl", kl_functions.k3(batch.old_logprobs, logprobs, mask=mask), mask)
+        return tally
+
+    def value_loss(self, outputs: Outputs, batch: Batch) -> tuple[list[LossTerm], Tally]:
+        critic = self.used_critic
+        assert critic is not None and outputs.values is not None
+        assert batch.values is not None and batch.returns is not None
+        values = losses.clipped_value(outputs.values, batch.values, batch.returns, batch.mask, clip=critic.clip)
+        return [LossTerm("value", values, batch.mask, coef=critic.coef)], Tally()
+
+    def denominators(self, batch: Batch) -> dict[str, float]:
+        tokens = float(batch.mask.sum())
+        policy = {
+            "token": tokens,
+            "sequence": float(batch.mask.any(1).sum()),
+            "constant": self.policy_loss.constant(batch),
+        }[self.policy_loss.aggregation]
+        return {"policy": policy, "value": tokens, "kl": tokens, "entropy": tokens}

@@ -1,0 +1,65 @@
+"""What every command of the project does alike: a quiet environment, and errors a person can act on.
+
+Imports nothing heavy, so that the environment is set before torch reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from rlhf.errors import ConfigError, UserError
+
+_DEFAULTS = {
+    "OMP_WAIT_POLICY": "passive",  # waiting threads give the core back: decisive where processes share cores
+    "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loading
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+def prepare_environment() -> None:
+    """Sets what third parties read at import time, where the user has not set it."""
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs a command and turns what went wrong into a message and an exit code.
+
+    Returns:
+        The command's own code; 2 for a config that is wrong, 1 for a mistake met while running, 130 after Ctrl-C. Other
+        exceptions are bugs and pass with their traceback, as all do where ``RLHF_TRACEBACK=1``.
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
+    except SystemExit as end:  # argparse
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (ValueError, OSError) as error:
+        if os.environ.get("RLHF_TRACEBACK") == "1" or not _deliberate(error):
+            raise
+        print(_message(error), file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _deliberate(error: Exception) -> bool:
+    """Whether our own code raised it, to tell the user something; what a library raises needs its traceback."""
+    if isinstance(error, UserError):
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and str(frames[-1][0].f_globals.get("__name__", "")).startswith("rlhf.")
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        count = len(error.problems)
+        head = "1 problem in the config:" if count == 1 else f"{count} problems in the config:"
+        return "\n".join([head, *(f"  {problem}" for problem in error.problems)])
+    return f"Error: {error}"

@@ -1,0 +1,1 @@
+"""Data: from files, the hub or the built-in world to batches of token ids."""

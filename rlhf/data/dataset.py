@@ -1,0 +1,195 @@
+"""The ``data:`` block of every algorithm: sources, template, split and limits; and what is prepared from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
+
+from rlhf.data import forms, split
+from rlhf.data.blenders import Proportional
+from rlhf.data.encoding import Encoder, LongPrompts
+from rlhf.data.examples import Example, Examples
+from rlhf.data.templates import Plain
+from rlhf.interfaces import Blender, Source, Template
+from rlhf.types import Form, Phase
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class _Part(NamedTuple):
+    """What one source gives to a phase: its rows, and which of them train and which are held out."""
+
+    dataset: datasets.Dataset
+    train: list[int]
+    heldout: list[int]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tokenised data of one stage.
+
+    Attributes:
+        train: What is learned from.
+        heldout: What is evaluated on: other prompts.
+        drops: Examples dropped from both, by ``"source/reason"``; reasons in ``rlhf.data.encoding`` and ``forms``.
+        notes: Examples kept but cut or empty, by ``"source/reason"``.
+    """
+
+    train: Examples[Any]
+    heldout: Examples[Any]
+    drops: Mapping[str, int]
+    notes: Mapping[str, int]
+
+    @property
+    def rows_dropped(self) -> int:
+        """All drops together: the metric ``data/rows_dropped``."""
+        return sum(self.drops.values())
+
+    def describe(self) -> list[str]:
+        """A line per source for the log, and one where nothing is held out."""
+        lines = []
+        for name, size in self.train.sizes.items():
+            line = f"{name}: {size} for training, {self.heldout.sizes[name]} held out"
+            for verb, counts in (("dropped", self.drops), ("kept but cut or empty", self.notes)):
+                own = [(key.removeprefix(f"{name}/"), n) for key, n in counts.items() if key.rpartition("/")[0] == name]
+                if own:
+                    line += f"; {sum(n for _, n in own)} {verb} ({', '.join(f'{reason} {n}' for reason, n in own)})"
+            lines.append(line)
+        if not len(self.heldout):
+            lines.append("nothing is held out: there will be no evaluation on unseen prompts")
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Data of a stage: where rows come from, which of them, and how they become tokens.
+
+    Args:
+        sources: Where rows come from, by names of your choice; blenders and metrics use these names.
+        blender: In which order rows of several sources are drawn.
+        template: How prompts and responses become token ids.
+        split: Shares of the phases sft, reward and ppo, such as [2, 4, 4]: each source's distinct prompts are dealt
+            out, so that no phase sees another's. None gives every row to every phase.
+        phase: Whose share this is; None takes the algorithm's own.
+        eval_fraction: Share of the distinct prompts that is held out for evaluation.
+        eval_rows: Instead of a share: hold out whole prompts until there are at least this many rows of them.
+        max_tokens: Most tokens of prompt and response together. A longer response is cut (and has no end token then),
+            a longer text is cut into pieces.
+        max_prompt_tokens: Most tokens of a prompt; None lets it fill ``max_tokens`` but for one token of the response.
+        long_prompts: What happens to a longer prompt: ``drop`` the row, or cut the prompt and ``keep_end`` or
+            ``keep_start``. All are counted.
+    """
+
+    sources: dict[str, Source]
+    blender: Blender = Proportional()
+    template: Template = Plain()
+    split: list[float] | None = None
+    phase: Phase | None = None
+    eval_fraction: float = 0.05
+    eval_rows: int | None = None
+    max_tokens: int = 512
+    max_prompt_tokens: int | None = None
+    long_prompts: LongPrompts = "drop"
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ValueError("sources: none; name at least one source")
+        if self.split is not None:
+            if len(self.split) != len(PHASES):
+                raise ValueError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
+            split.assign([], self.split)
+        if not 0 <= self.eval_fraction < 1:
+            raise ValueError(f"eval_fraction: {self.eval_fraction}; must be at least 0 and below 1")
+        if self.eval_rows is not None and self.eval_rows < 0:
+            raise ValueError(f"eval_rows: {self.eval_rows}; must not be negative")
+        if self.max_tokens < 3:
+            raise ValueError(f"max_tokens: {self.max_tokens}; must be at least 3")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"max_prompt_tokens: {self.max_prompt_tokens}; must be at least 1")
+
+    def corpus(self, phase: Phase) -> Iterator[str]:
+        """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
+        shape: dict[str, Callable[[str], str]] = {}
+        if isinstance(self.template, Plain):  # a chat template comes with a tokenizer, so needs none to be trained
+            respond = self.template.response_text
+            shape = {"prompt": self.template.prompt_text, **dict.fromkeys(forms.RESPONSES, respond)}
+        for part in self._parts(phase).values():
+            for name in (name for name in part.dataset.column_names if name in forms.TEXTS and part.train):
+                for value in part.dataset[name][part.train]:
+                    for text in value if isinstance(value, list) else [value]:
+                        if isinstance(text, str):
+                            yield shape[name](text) if name in shape else text
+
+    def prepare(self, tokenizer: PreTrainedTokenizerBase, *, form: Form, phase: Phase) -> Prepared:
+        """Reads, splits and tokenises the rows.
+
+        Args:
+            tokenizer: The policy's.
+            form: What the algorithm learns from.
+            phase: The algorithm's own phase, used unless ``phase`` is set here.
+
+        Raises:
+            ValueError: a source cannot be read or cannot give the form, or no row of one is left to train on.
+        """
+        train: dict[str, list[Example]] = {}
+        heldout: dict[str, list[Example]] = {}
+        drops: Counter[str] = Counter()
+        notes: Counter[str] = Counter()
+        for name, part in self._parts(phase).items():
+            encoder = Encoder(
+                self.template,
+                tokenizer,
+                form=form,
+                source=name,
+                max_tokens=self.max_tokens,
+                max_prompt_tokens=self.max_prompt_tokens,
+                long_prompts=self.long_prompts,
+            )
+            train[name], heldout[name] = (
+                [
+                    e
+                    for row in forms.records(part.dataset, rows, form, encoder.drops, f"sources.{name}")
+                    for e in encoder(row)
+                ]
+                for rows in (part.train, part.heldout)
+            )
+            if not train[name]:
+                reasons = ", ".join(f"{reason} {count}" for reason, count in encoder.drops.items()) or "it gets none"
+                raise ValueError(
+                    f"sources.{name}: of its {len(part.train)} training rows none is left ({reasons}); "
+                    "see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
+                )
+            drops.update({f"{name}/{reason}": count for reason, count in encoder.drops.items()})
+            notes.update({f"{name}/{reason}": count for reason, count in encoder.notes.items()})
+        return Prepared(Examples(train), Examples(heldout), dict(drops), dict(notes))
+
+    def _parts(self, phase: Phase) -> dict[str, _Part]:
+        """The phase's rows of every source.
+
+        The split is made per source, so a source is dealt out alike in every stage whatever stands beside it; held-out
+        prompts are chosen over all sources together, so none of them is trained on by way of another source.
+        """
+        number = PHASES.index(self.phase or phase)
+        loaded = {name: source.load() for name, source in self.sources.items()}
+        keys: dict[str, np.ndarray] = {}
+        rows: dict[str, np.ndarray] = {}
+        for name, dataset in loaded.items():
+            texts = forms.keys(dataset, f"sources.{name}")
+            mine = np.ones(len(texts), dtype=bool) if self.split is None else split.assign(texts, self.split) == number
+            rows[name] = np.flatnonzero(mine)
+            keys[name] = np.array(texts, dtype=object)[rows[name]]
+        everything = [text for texts in keys.values() for text in texts]
+        held = split.holdout(everything, fraction=self.eval_fraction, rows=self.eval_rows)
+        ends = np.cumsum([len(texts) for texts in keys.values()])[:-1]
+        return {
+            name: _Part(dataset, rows[name][~mask].tolist(), rows[name][mask].tolist())
+            for (name, dataset), mask in zip(loaded.items(), np.split(held, ends), strict=True)
+        }

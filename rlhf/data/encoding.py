@@ -1,0 +1,157 @@
+"""From texts to token ids within the length limits. Whatever is dropped or cut is counted.
+
+What is dropped (``drops``, in examples: a row with scored responses is as many as it has pairs):
+
+* ``long_prompt`` — longer than the limit, or no room for a response token behind it
+* ``empty_prompt`` — no token at all, so nothing to answer
+* ``identical_pair``, ``identical_after_truncation`` — chosen and rejected are the same: a constant in the loss
+* ``empty_text`` — no token to be learned
+
+What is kept but noteworthy (``notes``): ``truncated_prompt``, ``truncated_response`` (it has no end id then: nobody
+said that the text ends there), ``empty_response`` (the end id alone is learned), ``long_text`` (cut into pieces).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, cast
+
+from rlhf.data.examples import ComparisonExample, DemonstrationExample, Example, PromptExample, TextExample
+from rlhf.data.forms import Record
+from rlhf.data.templates import encode, with_bos
+from rlhf.interfaces import Template
+from rlhf.types import Form
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LongPrompts = Literal["drop", "keep_end", "keep_start"]
+_CACHED = 4096  # the pairs of one row share their prompt and responses
+
+
+def pieces(ids: list[int], length: int) -> list[list[int]]:
+    """Cuts ids into pieces of a length, none lost, none of a single token: nothing would stand before it."""
+    cuts = list(range(0, len(ids), length))
+    if len(cuts) > 1 and len(ids) - cuts[-1] == 1:
+        cuts[-1] -= 1
+    return [ids[start:end] for start, end in zip(cuts, [*cuts[1:], len(ids)], strict=True)]
+
+
+class Encoder:
+    """Turns records into examples.
+
+    Attributes:
+        drops: Examples dropped, by reason.
+        notes: Examples kept but cut or empty, by reason.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        form: Form,
+        source: str,
+        max_tokens: int,
+        max_prompt_tokens: int | None,
+        long_prompts: LongPrompts,
+    ) -> None:
+        self.drops: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self._template, self._tokenizer = template, tokenizer
+        self._source, self._max_tokens, self._long_prompts = source, max_tokens, long_prompts
+        room = 0 if form == "prompt" else 1  # a response brings at least one token
+        self._prompt_limit = min(max_prompt_tokens or max_tokens, max_tokens - room)
+        self._prompt_ids = lru_cache(_CACHED)(lambda text: template.prompt(text, tokenizer))
+        self._response_ids = lru_cache(_CACHED)(lambda text: template.response(text, tokenizer))
+        make = {
+            "prompt": self._prompt_example,
+            "demonstration": self._demonstration,
+            "comparison": self._comparison,
+            "text": self._text,
+        }
+        self._make = make[form]
+
+    def __call__(self, row: Iterable[Record]) -> list[Example]:
+        """The examples of one row of the source."""
+        made = [example for record in row for example in self._make(record)]
+        return [
+            dataclasses.replace(example, weight=1 / len(made)) if isinstance(example, ComparisonExample) else example
+            for example in made
+        ]
+
+    def _prompt(self, text: str) -> list[int] | None:
+        """Ids of a prompt within its limit, or None where the example is to be dropped."""
+        ids, limit = self._prompt_ids(text), self._prompt_limit
+        if not ids:
+            self.drops["empty_prompt"] += 1
+            return None
+        if len(ids) <= limit:
+            return ids
+        if self._long_prompts == "drop":
+            self.drops["long_prompt"] += 1
+            return None
+        self.notes["truncated_prompt"] += 1
+        if self._long_prompts == "keep_start":
+            return ids[:limit]
+        bos = ids[:1] if ids[0] == self._tokenizer.bos_token_id and limit > 1 else []
+        return bos + ids[len(ids) - limit + len(bos) :]
+
+    def _response(self, text: str, room: int) -> list[int]:
+        ids = self._response_ids(text)
+        if len(ids) == 1:
+            self.notes["empty_response"] += 1
+        if len(ids) > room:
+            self.notes["truncated_response"] += 1
+        return ids[:room]
+
+    def _prompt_example(self, record: Record) -> list[Example]:
+        ids = self._prompt(record.prompt)
+        if ids is None:
+            return []
+        return [PromptExample(prompt_ids=ids, prompt=record.prompt, source=self._source, columns=record.columns)]
+
+    def _demonstration(self, record: Record) -> list[Example]:
+        ids = self._prompt(record.prompt)
+        if ids is None:
+            return []
+        return [
+            DemonstrationExample(
+                prompt_ids=ids, response_ids=self._response(record.responses[0], self._max_tokens - len(ids))
+            )
+        ]
+
+    def _comparison(self, record: Record) -> list[Example]:
+        if self._response_ids(record.responses[0]) == self._response_ids(record.responses[1]):
+            self.drops["identical_pair"] += 1
+            return []
+        ids = self._prompt(record.prompt)
+        if ids is None:
+            return []
+        room = self._max_tokens - len(ids)
+        if self._response_ids(record.responses[0])[:room] == self._response_ids(record.responses[1])[:room]:
+            self.drops["identical_after_truncation"] += 1
+            return []
+        chosen, rejected = (self._response(text, room) for text in record.responses)
+        # __call__ weighs it: only there is known how many pairs of the row are left
+        return [ComparisonExample(prompt_ids=ids, chosen_ids=chosen, rejected_ids=rejected, margin=record.margin)]
+
+    def _text(self, record: Record) -> list[Example]:
+        if record.responses:
+            ids = self._prompt_ids(record.prompt) + self._response_ids(record.responses[0])
+            empty = len(ids) < 2
+        else:
+            body = encode(record.prompt, self._tokenizer)
+            eos = cast("int | None", self._tokenizer.eos_token_id)
+            ids = with_bos(body, self._tokenizer) + ([] if eos is None or body[-1:] == [eos] else [eos])
+            empty = not body or len(ids) < 2
+        if empty:
+            self.drops["empty_text"] += 1
+            return []
+        cut = pieces(ids, self._max_tokens)
+        if len(cut) > 1:
+            self.notes["long_text"] += 1
+        return [TextExample(ids=piece) for piece in cut]

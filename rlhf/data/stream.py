@@ -1,0 +1,72 @@
+"""An endless, resumable stream of training examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Generic
+
+from rlhf.data.examples import E, Examples
+from rlhf.interfaces import Blender
+
+
+class Stream(Generic[E]):
+    """Draws examples in the blender's order, epoch after epoch.
+
+    A batch may straddle two epochs, so every row is used and no batch is smaller than the others.
+
+    Args:
+        examples: What is drawn from.
+        blender: The order.
+        seed: Run seed: same seed, same order, on every rank.
+
+    Attributes:
+        epoch_length: Draws in an epoch.
+        epoch: Number of the epoch that the next draw belongs to.
+    """
+
+    def __init__(self, examples: Examples[E], blender: Blender, *, seed: int) -> None:
+        self.examples, self.blender, self.seed = examples, blender, seed
+        self.epoch = 0
+        self._position = 0
+        self._names = list(examples.sizes)
+        self._order = self._draw()
+        self.epoch_length = len(self._order)
+        if not self.epoch_length:
+            raise ValueError(f"blender: an epoch of {examples.sizes} has no rows; give every source rows")
+
+    def _draw(self) -> list[list[int]]:
+        return self.blender.epoch(self.examples.sizes, seed=self.seed, epoch=self.epoch).tolist()
+
+    def next(self, n: int) -> list[E]:
+        """The next n examples."""
+        drawn: list[E] = []
+        while len(drawn) < n:
+            taken = self._order[self._position : self._position + n - len(drawn)]
+            drawn += [self.examples[self._names[source], row] for source, row in taken]
+            self._position += len(taken)
+            if self._position == len(self._order):
+                self.epoch, self._position = self.epoch + 1, 0
+                self._order = self._draw()
+        return drawn
+
+    def total_steps(self, epochs: float, batch_size: int) -> int:
+        """Batches that draw every row ``epochs`` times: epochs · epoch length / batch size, rounded up once."""
+        return math.ceil(round(epochs * self.epoch_length, 6) / batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The exact position, and the sizes that it is a position in."""
+        return {"epoch": self.epoch, "position": self._position, "seed": self.seed, "sizes": self.examples.sizes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where the state was taken.
+
+        Raises:
+            ValueError: the data or the seed are others.
+        """
+        for name, mine in (("sizes", self.examples.sizes), ("seed", self.seed)):
+            if state[name] != mine:
+                raise ValueError(
+                    f"data {name}: {mine}, but the checkpoint has {state[name]}; resume with the same data"
+                )
+        self.epoch, self._position = state["epoch"], state["position"]
+        self._order = self._draw()

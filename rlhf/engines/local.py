@@ -1,0 +1,205 @@
+"""``Local``: plain torch in one process, without tricks. The reference that other engines are tested against."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.algorithms.functional.masking import aggregate
+from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
+from rlhf.types import Outputs, Prompts, Rollout, Selectable, Tally
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlhf.engines.inference.sampling import Sampling
+
+M = TypeVar("M", bound=Selectable)
+
+
+@contextlib.contextmanager
+def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
+    """The model with dropout on or off inside the context, and every module's own flag as before after it."""
+    flags = {module: module.training for module in model.modules()}
+    model.train(mode)
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+class LocalEngine(LiveEngine):
+    """One model in this process."""
+
+    def __init__(
+        self,
+        settings: Local,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        schedule: Schedule | None,
+        total_steps: int,
+        max_grad_norm: float | None,
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.schedule = schedule
+        self.total_steps = total_steps
+        self.max_grad_norm = max_grad_norm
+        self.steps = 0
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.trained: list[nn.Parameter] = []
+        if optimizer is None:
+            model.requires_grad_(False)
+            return
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        for name, parameter in named:
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(
+                    f"weight {name} is {parameter.dtype}: Local keeps no fp32 master weights, and an update of a "
+                    "half-precision weight is mostly rounded away; set the policy's dtype to fp32"
+                )
+        self.trained = [parameter for _, parameter in named]
+        self.optimizer = optimizer.build(named)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+
+    def accumulate(
+        self,
+        micro_batches: Iterable[M],
+        loss_fn: LossFn[M],
+        denominators: Mapping[str, float],
+        *,
+        want: Sequence[str],
+        temperature: float = 1.0,
+        dropout: bool = False,
+    ) -> Tally:
+        tally = Tally()
+        with training_mode(self.model, dropout):
+            for batch in micro_batches:
+                outputs = self.model(batch.sequences, temperature=temperature, want=want, mask=batch.mask)
+                terms, metrics = loss_fn(outputs, batch)
+                total = torch.zeros((), dtype=torch.float32)
+                for term in terms:
+                    loss = aggregate(term.values, term.mask, mode=term.mode, denominator=denominators[term.name])
+                    total = total + term.coef * loss
+                    metrics.sum(f"loss/{term.name}", loss.item())
+                metrics.sum("loss/total", total.item())
+                tally.merge(metrics)
+                if total.requires_grad:
+                    total.backward()
+        return tally
+
+    def step(self) -> dict[str, float]:
+        assert self.optimizer is not None, "a frozen model makes no steps"
+        bound = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        norm = float(nn.utils.clip_grad_norm_(self.trained, bound))
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient's norm is {norm} at optimiser step {self.steps + 1}; no weight was changed. "
+                "Lower the learning rate, or look for a broken row in the data"
+            )
+        factor = 1.0 if self.schedule is None else self.schedule.factor(self.steps, self.total_steps)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return {"grad_norm": norm, "lr": self.peaks[0] * factor}
+
+    @torch.no_grad()
+    def _forward(self, batch: Selectable, temperature: float, want: Sequence[str]) -> Outputs:
+        with training_mode(self.model, False):
+            return self.model(batch.sequences, temperature=temperature, want=want, mask=batch.mask)
+
+    def evaluate(self, batches: Iterable[M], *, temperature: float = 1.0, want: Sequence[str]) -> Iterator[Outputs]:
+        for batch in batches:
+            yield self._forward(batch, temperature, want)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        counters: Sequence[int],
+        stop_ids: Sequence[int],
+    ) -> Rollout:
+        from rlhf.engines.inference.sampler import sample
+        from rlhf.models.tokenizer import pad_id
+
+        return sample(
+            self.model.lm,
+            prompts,
+            sampling,
+            seed=seed,
+            counters=torch.as_tensor(counters, dtype=torch.int64),
+            stop_ids=stop_ids,
+            pad_id=pad_id(tokenizer),
+            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        )
+
+    def master(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.trained]
+
+    @contextlib.contextmanager
+    def substituted(self, shards: Sequence[Tensor]) -> Iterator[None]:
+        own = [parameter.data for parameter in self.trained]
+        try:
+            for parameter, shard in zip(self.trained, shards, strict=True):
+                parameter.data = shard.to(parameter.dtype)
+            yield
+        finally:
+            for parameter, data in zip(self.trained, own, strict=True):
+                parameter.data = data
+
+    def gradient(self) -> list[Tensor]:
+        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.trained]
+
+    def inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+        return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        return {"model": self.full_state(), "optimizer": optimizer, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.steps = state["steps"]
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def full_state(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Engine):
+    """Plain torch in one process, on the CPU.
+
+    Args:
+        micro_batch_size: Rows a training pass takes at once; null for up to 64. Changes speed and memory, never results.
+    """
+
+    micro_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size is {self.micro_batch_size}; must be at least 1, or null")
+
+    def build(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
+        total_steps: int = 0,
+        max_grad_norm: float | None = None,
+    ) -> LiveEngine:
+        return LocalEngine(self, model, optimizer, schedule, total_steps, max_grad_norm)

@@ -1,0 +1,522 @@
+"""Every kind of component as an abstract base class with its contract: the map of the house.
+
+A *component* is a frozen, keyword-only dataclass derived from one of these bases. Its fields are its YAML schema; it
+holds settings and nothing else: no model, no tensor, no rank. What has state is *built* by the component and is a live
+object with ``state_dict`` and ``load_state_dict``. Deriving from a base is registering: see ``rlhf.registry``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlhf.types import (
+    Advantages,
+    Aggregation,
+    Batch,
+    Form,
+    Labelled,
+    LossTerm,
+    Outputs,
+    Phase,
+    Prompts,
+    Rollout,
+    Scored,
+    Scores,
+    Selectable,
+    Stateful,
+    Tally,
+)
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rlhf.engines.inference.sampling import Sampling
+
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+class Source(ABC):
+    """Rows of one data set under our column names.
+
+    ``prompt`` · ``prompt, response`` · ``prompt, chosen, rejected[, margin]`` · ``prompt, responses, scores`` (K-wise)
+    · ``text``; other columns travel along. A richer row serves as a poorer one: a comparison's chosen response is a
+    demonstration, its prompt a prompt (``rlhf.data.forms``).
+    """
+
+    @abstractmethod
+    def load(self) -> datasets.Dataset:
+        """Reads the rows. Raises ``ValueError`` naming path, the columns present and the remedy."""
+
+
+class Template(ABC):
+    """How a row becomes token ids. The prompt's ids are the same in SFT, reward modelling and rollouts."""
+
+    @abstractmethod
+    def prompt(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Ids of a prompt, beginning-of-sequence token (if the tokenizer has one) exactly once."""
+
+    @abstractmethod
+    def response(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Ids of a response, ending in exactly one end id."""
+
+    @abstractmethod
+    def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
+        """The single id that ends a response: appended in training, a stop id in sampling."""
+
+
+class Blender(ABC):
+    """In which order the rows of several sources are drawn."""
+
+    @abstractmethod
+    def epoch(self, sizes: Mapping[str, int], *, seed: int, epoch: int) -> np.ndarray:
+        """The draws of one epoch.
+
+        Args:
+            sizes: Rows of each source, in config order.
+            seed: Run seed: same seed, same order, on every rank.
+            epoch: Counts from 0; each epoch is another permutation.
+
+        Returns:
+            [N, 2] int64, (index of the source, row in it), N the length of an epoch.
+        """
+
+
+# ----------------------------------------------------------------------------------------------------------- models
+
+
+class LanguageModel(NamedTuple):
+    """A causal language model and its tokenizer."""
+
+    module: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+class Policy(ABC):
+    """Where a language model comes from."""
+
+    @abstractmethod
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+        """Makes the model.
+
+        Args:
+            corpus: Yields the stage's training texts, for policies that train a tokenizer; others never call it.
+            seed: For new weights.
+        """
+
+
+class ValueHead(ABC):
+    """A scalar read from hidden states: the head of critics and reward models, kept in fp32."""
+
+    @abstractmethod
+    def build(self, width: int) -> nn.Module:
+        """A module mapping [..., width] hidden states of any dtype to [...] fp32 values."""
+
+
+class Critic(ABC):
+    """Where values come from: a trunk of its own, or a head on the policy's."""
+
+    head: ValueHead
+    coef: float
+    clip: float | None
+    warmup_iterations: int
+    """Fields of the subclasses: the head, weight of the value loss, value clip, iterations before the policy learns."""
+    shared: ClassVar[bool]
+    """True: ``head`` sits on the policy's trunk and is trained by the policy's optimiser."""
+
+    @abstractmethod
+    def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
+        """The value model (a trunk of its own), or the head for the policy's trunk where ``shared``."""
+
+
+class Scorer(ABC):
+    """A live reward model."""
+
+    @abstractmethod
+    def __call__(self, rollout: Rollout) -> Scores:
+        """Scores B responses. Never sees gradients."""
+
+
+class RewardModel(ABC):
+    """What a response is worth."""
+
+    @abstractmethod
+    def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
+        """Makes the scorer; a model inside it is run by ``engine``. ``tokenizer`` is the policy's."""
+
+
+# ------------------------------------------------------------------------------------------------- parts of a policy update
+
+
+class AdvantageEstimator(ABC):
+    """How much better a token, or a response, was than expected."""
+
+    needs_critic: ClassVar[bool] = False
+    """Whether ``values`` must be there."""
+    needs_groups: ClassVar[bool] = False
+    """Whether more than one response per prompt must be there."""
+
+    @abstractmethod
+    def __call__(self, scored: Scored) -> Advantages:
+        """Advantages [B, T], and the critic's targets where there is one."""
+
+
+class PolicyLoss(ABC):
+    """The surrogate that raises good tokens' probability."""
+
+    aggregation: Aggregation
+    """How the per-token loss is reduced; a field of the subclasses."""
+
+    @abstractmethod
+    def __call__(self, logprobs: Tensor, batch: Batch) -> Tensor:
+        """Loss per token [B, T], to be minimised, 0 on masked slots."""
+
+    def constant(self, batch: Batch) -> float:
+        """The denominator under ``constant`` aggregation; token and sequence counts are taken from the mask."""
+        return float(batch.mask.numel())
+
+
+class LiveController(Stateful, ABC):
+    """A coefficient that may follow what is observed."""
+
+    coef: float
+
+    @abstractmethod
+    def update(self, observed: float, samples: int) -> None:
+        """Moves the coefficient after an iteration that measured KL ``observed`` (nats per sequence) on ``samples``."""
+
+
+class KLController(ABC):
+    """The weight of the KL penalty over time."""
+
+    @abstractmethod
+    def build(self) -> LiveController: ...
+
+
+class LiveAverage(Stateful, ABC):
+    """An average of a model's weights, sharded as the engine's fp32 master weights are."""
+
+    shards: list[Tensor]
+
+    @abstractmethod
+    def update(self, master: Sequence[Tensor]) -> None:
+        """Takes in the weights after one optimiser step."""
+
+
+class WeightAverage(ABC):
+    """A running average of the policy's weights, exported beside them."""
+
+    @abstractmethod
+    def build(self, master: Sequence[Tensor]) -> LiveAverage:
+        """Starts from the given fp32 master shards (copied)."""
+
+
+class Objective(ABC):
+    """A term added to the policy's loss."""
+
+    coef: float
+    """Weight of the term; a field of the subclasses."""
+
+    @abstractmethod
+    def term(self, outputs: Outputs, batch: Labelled | Batch) -> LossTerm:
+        """The term on a micro-batch: of the rollouts, or of the objective's own data where it has ``data``."""
+
+
+class Optimizer(ABC):
+    """How gradients become weight changes."""
+
+    lr: float
+    """Peak learning rate; a field of the subclasses."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The torch optimiser over named parameters."""
+
+
+class Schedule(ABC):
+    """The learning rate over a stage, as a factor of the peak."""
+
+    @abstractmethod
+    def factor(self, step: int, total: int) -> float:
+        """Factor for optimiser step ``step`` (from 0) of ``total``."""
+
+
+# ---------------------------------------------------------------------------------------------------------- engines
+
+M = TypeVar("M", bound=Selectable)
+LossFn = Callable[[Outputs, M], tuple[list[LossTerm], Tally]]
+Model = nn.Module
+"""A module whose ``forward(sequences, *, temperature, want)`` answers :class:`Outputs`; see ``rlhf.models``."""
+
+
+class LiveEngine(ABC):
+    """One model in the hands of an engine: trained, evaluated, sampled from, saved.
+
+    Gradients accumulate over any number of :meth:`accumulate` calls, each with any number of losses and micro-batches;
+    :meth:`step` makes one optimiser step of them.
+    """
+
+    model: nn.Module
+    steps: int
+    """Optimiser steps made."""
+
+    @abstractmethod
+    def accumulate(
+        self,
+        micro_batches: Iterable[M],
+        loss_fn: LossFn[M],
+        denominators: Mapping[str, float],
+        *,
+        want: Sequence[str],
+        temperature: float = 1.0,
+        dropout: bool = False,
+    ) -> Tally:
+        """Adds the gradient of Σ coef · Σ values / denominator; nothing is divided by the number of micro-batches.
+
+        Args:
+            micro_batches: Any number, of any sizes.
+            loss_fn: Maps a model's outputs on a micro-batch to loss terms and metrics.
+            denominators: Global count of each term by name: all ranks, all micro-batches of the optimiser step.
+            want: The fields of :class:`Outputs` that the loss reads.
+            temperature: Divides the logits in every log-probability and entropy.
+            dropout: Whether the model's dropout is on.
+
+        Returns:
+            Metrics of ``loss_fn`` and ``loss/<term>`` (already divided) of each term.
+        """
+
+    @abstractmethod
+    def step(self) -> dict[str, float]:
+        """One optimiser step: clips the gradient, moves the weights, zeroes the gradient, advances the schedule.
+
+        Returns:
+            ``grad_norm`` (global, before clipping) and ``lr`` of the step made.
+        """
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[M], *, temperature: float = 1.0, want: Sequence[str]) -> Iterator[Outputs]:
+        """Forward passes without gradient or dropout; ``want`` names the fields of :class:`Outputs` needed."""
+
+    @abstractmethod
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        counters: Sequence[int],
+        stop_ids: Sequence[int],
+    ) -> Rollout:
+        """One response per prompt.
+
+        Args:
+            prompts: B prompts, already repeated for groups.
+            sampling: How tokens are drawn.
+            tokenizer: For pads and for the responses' text.
+            seed: Run seed of the random numbers.
+            counters: B global rollout numbers. A token depends on (seed, counter, position) only.
+            stop_ids: Ids that end a response.
+        """
+
+    @abstractmethod
+    def master(self) -> list[Tensor]:
+        """This rank's fp32 master shards of the trainable weights, in a fixed order; read, never written."""
+
+    @abstractmethod
+    def substituted(self, shards: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """The model works with other weights (such as an average's) inside the context, and has its own after it."""
+
+    @abstractmethod
+    def gradient(self) -> list[Tensor]:
+        """A copy of this rank's accumulated gradient shards, in the order of :meth:`master`."""
+
+    @abstractmethod
+    def inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+        """Inner product of two shard lists over all ranks."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser, schedule position: all that continues the training exactly."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def full_state(self) -> dict[str, Tensor]:
+        """The model's complete state dict on this process, gathered if need be: what an export writes."""
+
+
+class Engine(ABC):
+    """Where and how models run."""
+
+    micro_batch_size: int | None
+    """Rows a training pass takes at once, None for up to 64; a field of the subclasses. Changes speed and memory, never
+    results."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a forward pass."""
+        return self.micro_batch_size or 64
+
+    @abstractmethod
+    def build(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
+        total_steps: int = 0,
+        max_grad_norm: float | None = None,
+    ) -> LiveEngine:
+        """Takes a model in hand. Without an optimiser it is frozen."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of data-parallel processes."""
+        return 1
+
+    def total(self, value: float) -> float:
+        """Sum of a number over data-parallel processes: makes a denominator global."""
+        return value
+
+    def reduce(self, tally: Tally) -> Tally:
+        """The tally of all data-parallel processes."""
+        return tally
+
+
+class LiveSink(ABC):
+    """An open metrics sink."""
+
+    @abstractmethod
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Takes one line of figures; ``step`` is always among them."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class MetricSink(ABC):
+    """Where figures go besides ``metrics.jsonl``."""
+
+    @abstractmethod
+    def open(self, directory: Path) -> LiveSink:
+        """Opens the sink for a stage, in the stage's folder."""
+
+
+# ------------------------------------------------------------------------------------------------------- algorithms
+
+
+class Algorithm(ABC):
+    """One stage of an experiment: settings, and the maths that a loop of ``rlhf.loops`` calls.
+
+    Subclasses derive from one of the two families below; the family decides which loop runs them.
+    """
+
+    phase: ClassVar[Phase]
+    """Which part of a three-phase data split is this algorithm's by default."""
+
+    def check(self) -> list[str]:
+        """Problems in the settings that can be known before a model loads, each ``"<setting>: <problem>; <remedy>"``."""
+        return []
+
+    def outputs(self) -> tuple[str, ...]:
+        """What later stages may refer to: ``"@stage"`` is ``model``, ``"@stage/ema"`` is ``ema``."""
+        return ("model",)
+
+
+class OfflineAlgorithm(Algorithm, Generic[M]):
+    """Learns from fixed data: data → loss. Run by ``rlhf.loops.offline``."""
+
+    form: ClassVar[Form]
+    """The rows it learns from."""
+    want: ClassVar[tuple[str, ...]]
+    """The fields of :class:`Outputs` its loss reads."""
+
+    @abstractmethod
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+        """The module to train (its ``forward`` answers :class:`Outputs`) and its tokenizer."""
+
+    @abstractmethod
+    def collate(self, examples: Sequence[Any], *, pad_id: int) -> M:
+        """One batch of the given tokenised examples."""
+
+    @abstractmethod
+    def loss(self, outputs: Outputs, batch: M) -> tuple[list[LossTerm], Tally]:
+        """Terms and metrics of a micro-batch."""
+
+    @abstractmethod
+    def denominators(self, batch: M) -> dict[str, float]:
+        """Local count for each term over a whole optimiser step's batch; the loop makes them global."""
+
+    def conclude(self, engine: LiveEngine, heldout: Sequence[M]) -> dict[str, float]:
+        """What is left to do after the last step and before saving; its figures are logged."""
+        return {}
+
+    @abstractmethod
+    def save(
+        self, directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor]
+    ) -> None:
+        """Writes the model of a complete state dict so that ``from_pretrained`` loads it."""
+
+
+class OnlineAlgorithm(Algorithm):
+    """Learns from its own samples: prompts → rollout → update. Run by ``rlhf.loops.online``."""
+
+    @abstractmethod
+    def rewards(
+        self, scores: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, *, kl_coef: float
+    ) -> Tensor:
+        """Reward of every token [B, T] from the scores [B] or [B, T]."""
+
+    @abstractmethod
+    def advantages(self, scored: Scored) -> Advantages:
+        """Advantages and critic targets of an iteration's rollouts."""
+
+    @abstractmethod
+    def loss(self, outputs: Outputs, batch: Batch, *, kl_coef: float) -> tuple[list[LossTerm], Tally]:
+        """Policy terms and metrics of a micro-batch."""
+
+    @abstractmethod
+    def value_loss(self, outputs: Outputs, batch: Batch) -> tuple[list[LossTerm], Tally]:
+        """Critic terms and metrics of a micro-batch."""
+
+    @abstractmethod
+    def denominators(self, batch: Batch) -> dict[str, float]:
+        """Local count for each term over a whole mini-batch; the loop makes them global."""
+
+
+__all__ = [
+    "AdvantageEstimator",
+    "Algorithm",
+    "Blender",
+    "Critic",
+    "Engine",
+    "KLController",
+    "LanguageModel",
+    "LiveAverage",
+    "LiveController",
+    "LiveEngine",
+    "LiveSink",
+    "MetricSink",
+    "Objective",
+    "OfflineAlgorithm",
+    "OnlineAlgorithm",
+    "Optimizer",
+    "Policy",
+    "PolicyLoss",
+    "RewardModel",
+    "Schedule",
+    "Scorer",
+    "Source",
+    "Template",
+    "ValueHead",
+]

@@ -1,0 +1,36 @@
+"""What a loop is told about the stage it runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rlhf.interfaces import MetricSink
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """Place and seed of a stage.
+
+    Attributes:
+        directory: Folder of the stage: metrics, rollouts, checkpoints, models.
+        seed: Run seed; every stage and purpose derives its own from it.
+        name: Of the stage, for people.
+        sinks: Further metric sinks.
+        console: Where to print; None for the terminal.
+    """
+
+    directory: Path
+    seed: int = 1
+    name: str = "stage"
+    sinks: Sequence[MetricSink] = ()
+    console: Console | None = None
+
+    def seed_for(self, purpose: str) -> int:
+        """A seed of its own for each purpose, the same in every process: no two streams are correlated."""
+        digest = hashlib.blake2b(f"{self.seed}/{purpose}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") >> 1

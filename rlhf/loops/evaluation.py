@@ -1,0 +1,108 @@
+"""Sampling from fixed held-out prompts: the policy and its average beside it, by the reward and by other judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rlhf.algorithms.functional import kl as kl_functions
+from rlhf.data.collate import collate_prompts
+from rlhf.loops.rollout_files import rollout_rows, write_rows
+from rlhf.types import Rollout, Tally
+
+if TYPE_CHECKING:
+    from rlhf.loops.online import OnlineTrainer
+
+
+def distinct(responses: Sequence[Sequence[int]], n: int) -> float:
+    """Different n-grams over all n-grams of the responses' token ids; 0 where there are none.
+
+    Source: arXiv:1510.03055, section 5.
+    """
+    grams = [tuple(ids[start : start + n]) for ids in responses for start in range(len(ids) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def response_ids(rollout: Rollout) -> list[list[int]]:
+    """The sampled ids of each response, end token included."""
+    ids = rollout.sequences.response_ids
+    return [row[mask].tolist() for row, mask in zip(ids, rollout.mask, strict=True)]
+
+
+class Evaluator:
+    """Evaluates an on-policy trainer on fixed prompts with fixed random numbers, so that evaluations are paired."""
+
+    def __init__(self, trainer: OnlineTrainer) -> None:
+        self.trainer = trainer
+        settings = trainer.algorithm.evaluation
+        self.settings = settings
+        examples = trainer.data.heldout
+        if settings.every and not len(examples):
+            raise ValueError(
+                "evaluation.every is set, but data holds out no prompt; raise data.eval_fraction, or set evaluation.every 0"
+            )
+        count = min(settings.prompts, len(examples)) if settings.every else 0
+        rows = list(examples)[:count]
+        self.prompts = collate_prompts(rows) if rows else None
+        engine, tokenizer = trainer.algorithm.engine, trainer.tokenizer
+        self.judges = {name: judge.build(engine, tokenizer) for name, judge in settings.rewards.items()}
+
+    def due(self) -> bool:
+        """Whether this iteration is one to evaluate at."""
+        every, done = self.settings.every, self.trainer.iteration
+        return every > 0 and (done % every == 0 or done == self.trainer.algorithm.iterations)
+
+    def __call__(self, samples_to: Path | None = None) -> dict[str, float]:
+        """Figures ``eval/…`` of the policy and ``eval/ema/…`` of its average; writes the samples where asked."""
+        trainer = self.trainer
+        figures, rows = self._judge()
+        metrics = {f"eval/{name}": value for name, value in figures.items()}
+        if samples_to is not None:
+            write_rows(samples_to, rows)
+        if trainer.average is not None and trainer.iteration:
+            with trainer.policy.substituted(trainer.average.shards):
+                figures, rows = self._judge()
+            metrics |= {f"eval/ema/{name}": value for name, value in figures.items()}
+            if samples_to is not None:
+                write_rows(samples_to.with_name(f"{samples_to.stem}_ema.jsonl"), rows)
+        return {"step": trainer.steps, "iteration": trainer.iteration, **metrics}
+
+    def _judge(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        trainer = self.trainer
+        assert self.prompts is not None
+        sampling = self.settings.sampling or trainer.algorithm.sampling
+        rollout = trainer.policy.generate(
+            self.prompts,
+            sampling,
+            trainer.tokenizer,
+            seed=trainer.context.seed_for("evaluation"),
+            counters=range(len(self.prompts)),
+            stop_ids=trainer.stop_ids,
+        )
+        scores = {"score": trainer.scorer(rollout).total}
+        scores |= {f"{name}_score": judge(rollout).total for name, judge in self.judges.items()}
+        tally, rows = Tally(), rollout_rows(rollout)
+        figures = {}
+        for name, values in scores.items():
+            total = values if values.ndim == 1 else values.masked_fill(~rollout.mask, 0.0).sum(1)
+            tally.mean(name, total)
+            figures[f"{name}_std"] = float(total.double().std()) if len(total) > 1 else 0.0
+            for row, value in zip(rows, total.tolist(), strict=True):
+                row[name] = value
+        if trainer.reference is not None:
+            tally.mean("kl", self._sequence_kl(rollout))
+        tally.mean("length", rollout.mask.sum(1))
+        tally.mean("truncated_fraction", ~rollout.ended)
+        figures["distinct_2"] = distinct(response_ids(rollout), 2)
+        return {**tally.compute(), **figures}, rows
+
+    def _sequence_kl(self, rollout: Rollout) -> Tensor:
+        """[B] k1 estimate of KL(policy ‖ reference) of each response, in nats."""
+        trainer = self.trainer
+        assert trainer.reference is not None
+        policy, _ = trainer.logprobs(trainer.policy, rollout)
+        reference, _ = trainer.logprobs(trainer.reference, rollout)
+        return kl_functions.k1(policy, reference, mask=rollout.mask).sum(1)

@@ -1,0 +1,161 @@
+"""The loop of algorithms that learn from fixed data: data → loss → step."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from rlhf.algorithms.base import Offline
+from rlhf.data.stream import Stream
+from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
+from rlhf.loops.context import StageContext
+from rlhf.metrics import MetricsFile
+from rlhf.models.tokenizer import pad_id
+from rlhf.progress import StageProgress, brief
+from rlhf.types import Selectable, Tally
+
+M = TypeVar("M", bound=Selectable)
+SHOWN = ("loss", "accuracy", "eval/loss", "eval/accuracy")
+
+
+class OfflineTrainer(Generic[M]):
+    """A stage that learns from data, from building the model to saving it.
+
+    Usable by hand: ``train_step(next_batch())`` is one optimiser step, ``evaluate()`` the held-out figures, ``save()``
+    the export; :meth:`fit` is these in a row.
+    """
+
+    def __init__(self, algorithm: Offline[M], context: StageContext) -> None:
+        self.algorithm, self.context = algorithm, context
+        phase = algorithm.data.phase or algorithm.phase
+        torch.manual_seed(context.seed_for("dropout"))
+        built = algorithm.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights"))
+        self.model, self.tokenizer = built
+        self.pad_id = pad_id(self.tokenizer)
+        self.data = algorithm.data.prepare(self.tokenizer, form=algorithm.form, phase=phase)
+        self.stream = Stream(self.data.train, algorithm.data.blender, seed=context.seed_for("order"))
+        self.total_steps = algorithm.steps or self.stream.total_steps(algorithm.epochs, algorithm.batch_size)
+        self.draws_left = None if algorithm.steps else math.ceil(algorithm.epochs * self.stream.epoch_length)
+        self.engine = algorithm.engine.build(
+            self.model,
+            optimizer=algorithm.optimizer,
+            schedule=algorithm.schedule,
+            total_steps=self.total_steps,
+            max_grad_norm=algorithm.max_grad_norm,
+        )
+        self.heldout = self._heldout_batches()
+        self.checkpoints = Checkpoints(context.directory / "checkpoints")
+
+    def _heldout_batches(self) -> list[M]:
+        rows = list(self.data.heldout)
+        size = self.algorithm.engine.rows_at_once
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [self.algorithm.collate(batch, pad_id=self.pad_id) for batch in batches]
+
+    def next_batch(self) -> M:
+        """The next optimiser step's rows; the last step of the last epoch may be short."""
+        size = self.algorithm.batch_size
+        if self.draws_left is not None:
+            size = min(size, self.draws_left)
+            self.draws_left -= size
+        return self.algorithm.collate(self.stream.next(size), pad_id=self.pad_id)
+
+    def train_step(self, batch: M) -> dict[str, float]:
+        """One optimiser step on a batch of any size; its figures."""
+        start = time.perf_counter()
+        engine, settings = self.algorithm.engine, self.algorithm
+        denominators = {name: engine.total(count) for name, count in settings.denominators(batch).items()}
+        tally = self.engine.accumulate(
+            batch.split(engine.rows_at_once), settings.loss, denominators, want=settings.want, dropout=True
+        )
+        step = self.engine.step()
+        seconds = time.perf_counter() - start
+        tokens = engine.total(float(batch.sequences.attention_mask.sum()))
+        return {
+            "step": self.engine.steps,
+            **engine.reduce(tally).compute(),
+            "grad_norm/policy": step["grad_norm"],
+            "lr/policy": step["lr"],
+            "time/train": seconds,
+            "throughput/train_tokens_per_s": tokens / seconds,
+            "throughput/samples_per_s": engine.total(float(len(batch) / batch.unit)) / seconds,
+        }
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures on the held-out rows, ``eval/…``; empty where there are none."""
+        tally = Tally()
+        outputs = self.engine.evaluate(self.heldout, want=self.algorithm.want)
+        for batch, output in zip(self.heldout, outputs, strict=True):
+            tally.merge(self.algorithm.loss(output, batch)[1])
+        figures = {f"eval/{name}": value for name, value in self.algorithm.engine.reduce(tally).compute().items()}
+        if self.algorithm.form == "demonstration" and "eval/loss" in figures:
+            figures["eval/perplexity"] = math.exp(figures["eval/loss"])
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continues the stage exactly."""
+        return {
+            "engine": self.engine.state_dict(),
+            "stream": self.stream.state_dict(),
+            "draws_left": self.draws_left,
+            "rng": rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a checkpoint's state."""
+        self.engine.load_state_dict(state["engine"])
+        self.stream.load_state_dict(state["stream"])
+        self.draws_left = state["draws_left"]
+        restore_rng(state["rng"])
+
+    def save(self) -> None:
+        """Writes ``model/``."""
+        self.algorithm.save(self.context.directory / "model", self.model, self.tokenizer, self.engine.full_state())
+
+    def fit(self) -> dict[str, float]:
+        """Runs the stage, from its newest checkpoint if it has one, and saves the model. The last figures."""
+        metrics = MetricsFile(self.context.directory, self.context.sinks)
+        state = self.checkpoints.load()
+        if state is None:
+            metrics.rewind(0)
+        else:
+            self.load_state_dict(state)
+            metrics.rewind(state["metrics"])
+        last: dict[str, float] = {}
+        with StageProgress(self.context.name, self.total_steps, console=self.context.console) as progress:
+            for line in self.data.describe():
+                progress.say(f"{self.context.name}: {line}")
+            if state is not None:
+                progress.say(f"{self.context.name}: continues from step {self.engine.steps}")
+            while self.engine.steps < self.total_steps:
+                figures = self.train_step(self.next_batch())
+                figures["data/rows_dropped"] = self.data.rows_dropped
+                metrics.write(figures)
+                last |= figures
+                if self._due(self.algorithm.eval_every):
+                    last |= self._write_evaluation(metrics)
+                progress.update(self.engine.steps, brief(last, SHOWN))
+                if self._due(self.algorithm.save_every):
+                    self.checkpoints.save(self.engine.steps, {**self.state_dict(), "metrics": metrics.position()})
+            last |= self._write_evaluation(metrics)
+            conclusion = self.algorithm.conclude(self.engine, self.heldout)
+            if conclusion:
+                metrics.write({"step": self.engine.steps, **conclusion})
+            progress.update(self.engine.steps, brief(last, SHOWN))
+            self.save()
+        metrics.close()
+        return last
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.engine.steps % every == 0 and self.engine.steps < self.total_steps
+
+    def _write_evaluation(self, metrics: MetricsFile) -> dict[str, float]:
+        figures = self.evaluate()
+        if figures:
+            metrics.write({"step": self.engine.steps, **figures})
+        return figures
+
+

@@ -1,0 +1,44 @@
+"""Sampled rollouts as JSON lines, for people and reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.types import Experience, Rollout
+
+
+def rollout_rows(rollout: Rollout) -> list[dict[str, Any]]:
+    """One row per response: prompt, response, whether it ended by itself."""
+    texts = zip(rollout.prompts.text, rollout.text, rollout.ended.tolist(), strict=True)
+    return [{"prompt": prompt, "response": response, "ended": ended} for prompt, response, ended in texts]
+
+
+def experience_rows(experience: Experience, count: int) -> list[dict[str, Any]]:
+    """The first ``count`` responses of an iteration with score and figures per real token."""
+    rollout, batch = experience.rollout, experience.batch
+    rows = rollout_rows(rollout)[:count]
+    per_token = {
+        "tokens": rollout.sequences.response_ids,
+        "rollout_logprobs": batch.rollout_logprobs,
+        "old_logprobs": batch.old_logprobs,
+        "ref_logprobs": batch.ref_logprobs,
+        "rewards": experience.scored.rewards,
+        "values": batch.values,
+        "advantages": batch.advantages,
+    }
+    for index, row in enumerate(rows):
+        row["score"] = float(experience.scored.scores[index])
+        for name, tensor in per_token.items():
+            if tensor is not None:
+                row[name] = tensor[index][rollout.mask[index]].tolist()
+    return rows
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows as JSON lines, in place of an older file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,0 +1,167 @@
+"""Where a policy comes from: a folder, the hub, or nothing but a config."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from rlhf.interfaces import LanguageModel, Policy
+from rlhf.models.modules import seeded
+from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder
+from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SET_BY_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(Policy):
+    """A causal language model that exists already, with its tokenizer.
+
+    Args:
+        path: A folder, "@stage" for the result of an earlier stage, or a name on the Hugging Face hub.
+        dropout: Probability for every dropout of the model (layer drop is then off); null keeps the model's own.
+        dtype: Precision in which the weights are loaded.
+        trust_remote_code: Whether code that comes with the model may run.
+    """
+
+    path: str
+    dropout: float | None = None
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path: it is empty; give a folder, @stage or a hub name")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
+
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+        """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is new.
+
+        Raises:
+            FileNotFoundError: a local path, or a file in it, does not exist; the hub is not asked then.
+            ValueError: the path is no causal language model, or the hub did not give it.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        path = os.path.expanduser(self.path)
+        local = looks_local(path)
+        if local:
+            check_model_folder(path)
+            if (Path(path) / HEAD_SETTINGS).exists():
+                raise ValueError(f"path: {path} is a reward model or critic; give the folder of a language model")
+        options = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
+        try:
+            config = AutoConfig.from_pretrained(path, **options)
+            if self.dropout is not None:
+                _set_dropout(config, self.dropout)
+            module, info = cast(Any, AutoModelForCausalLM).from_pretrained(
+                path, config=config, dtype=DTYPES[self.dtype], output_loading_info=True, **options
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        except OSError as error:
+            reason = str(error).strip().splitlines()[0]
+            place = "cannot be read" if local else "is no local folder, and the Hugging Face hub did not give it"
+            raise ValueError(f"path: {path} {place} ({reason}); check the spelling") from error
+        check_loaded(path, info)
+        check_tokenizer(tokenizer, module)
+        return LanguageModel(module, tokenizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromScratch(Policy):
+    """A new model with random weights, and a byte-level BPE trained on the stage's own texts.
+
+    Args:
+        config: Settings of the architecture as Hugging Face names them, ``model_type`` among them, for example
+            ``{model_type: gpt2, n_layer: 2, n_embd: 96, n_head: 4}``. Vocabulary and special ids are the tokenizer's.
+        vocab_size: Largest vocabulary of the tokenizer, all bytes and two special tokens included.
+    """
+
+    config: dict[str, Any]
+    vocab_size: int = 1024
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config.get("model_type"), str):
+            raise ValueError(f"config: no model_type in {sorted(self.config)}; name an architecture such as gpt2")
+        if owned := [key for key in SET_BY_TOKENIZER if key in self.config]:
+            raise ValueError(f"config.{owned[0]}: {self.config[owned[0]]} is the tokenizer's to say; leave it out")
+        if self.vocab_size < SMALLEST_VOCABULARY:
+            raise ValueError(f"vocab_size: {self.vocab_size}; give {SMALLEST_VOCABULARY} (all bytes) or more")
+
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+        """Trains the tokenizer and draws the weights.
+
+        Raises:
+            ValueError: the architecture or one of its settings is unknown, or there is no text.
+        """
+        from transformers import AutoModelForCausalLM
+
+        settings = {key: value for key, value in self.config.items() if key != "model_type"}
+        _check_settings(self.config["model_type"], settings)
+        tokenizer = train_bpe(corpus(), self.vocab_size)
+        ids = {
+            "vocab_size": len(tokenizer),
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        config = _config(self.config["model_type"], {**settings, **ids})
+        with seeded(seed):
+            try:
+                module: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            except ValueError as error:
+                raise ValueError(f"config: {self.config} makes no causal language model ({error})") from error
+        return LanguageModel(module.eval(), tokenizer)
+
+
+def looks_local(path: str) -> bool:
+    """Whether a path means a folder here. A hub name is ``name`` or ``owner/name``, where ``owner`` is no folder."""
+    first, *rest = Path(path).parts or ("",)
+    return path.startswith((".", "/", "~")) or path.endswith("/") or len(rest) > 1 or os.path.exists(first)
+
+
+def _set_dropout(config: PreTrainedConfig, probability: float) -> None:
+    for name, value in config.to_dict().items():
+        if "drop" not in name or isinstance(value, bool) or not isinstance(value, float | int):
+            continue
+        setattr(config, name, 0.0 if "layer" in name else probability)
+
+
+def _config(model_type: str, settings: dict[str, Any]) -> PreTrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(model_type, **settings)
+    except (StrictDataclassError, TypeError) as error:
+        raise ValueError(
+            f"config: {model_type} does not take these settings; {' '.join(str(error).split())}"
+        ) from error
+
+
+def _check_settings(model_type: str, settings: dict[str, Any]) -> None:
+    """Refuses settings that the architecture does not have: the library would keep them and never read them."""
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
+        hint = f"did you mean {near[0]}?" if near else "see the architectures that transformers lists"
+        raise ValueError(f"config.model_type: {model_type} is unknown; {hint}")
+    default = _config(model_type, {})
+    known = {name for name in default.to_dict() if not name.startswith("_")} | set(default.attribute_map)
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"config.{name}: {model_type} has no such setting; {hint}")

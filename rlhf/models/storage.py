@@ -1,0 +1,260 @@
+"""Folders on disk: a policy that ``from_pretrained`` loads, and a value model beside whose trunk lies its head."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+from rlhf.interfaces import LanguageModel, ValueHead
+from rlhf.models.modules import PolicyModel, ValueModel, seeded
+from rlhf.models.tokenizer import check_tokenizer, pad_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+HEAD_SETTINGS = "value_head.json"
+HEAD_WEIGHTS = "value_head.safetensors"
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+# ---------------------------------------------------------------------------------------------------------------- save
+
+
+def save_language_model(
+    directory: str | Path,
+    module: PolicyModel | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Mapping[str, Tensor] | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a folder that ``AutoModelForCausalLM.from_pretrained`` loads; a shared-trunk value head is left out.
+
+    Args:
+        directory: Replaced as a whole, or not at all.
+        module: The model; its weights are not read where ``state`` is given.
+        tokenizer: Saved beside the model.
+        state: Complete state dict of ``module``, such as an average's; tied weights may be there once or twice.
+        generation: Settings of the ``GenerationConfig`` by its own names, ``top_p`` or ``eos_token_id``. Temperature 0 is
+            greedy.
+
+    Raises:
+        ValueError: a weight is missing from ``state``, or a generation setting is unknown.
+    """
+    lm, prefix = (module.lm, "lm.") if isinstance(module, PolicyModel) else (module, "")
+    lm = cast("PreTrainedModel", lm)
+    weights = _weights(lm, state, prefix)
+    config = _generation_config(lm, tokenizer, generation or {})
+    with atomic_folder(directory) as folder:
+        lm.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
+        config.save_pretrained(folder)  # after the model's own, which it replaces
+
+
+def save_value_model(
+    directory: str | Path,
+    model: ValueModel,
+    tokenizer: PreTrainedTokenizerBase,
+    head: ValueHead,
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes a critic or reward model: ``AutoModel.from_pretrained`` loads the trunk, the head lies beside it.
+
+    Args:
+        directory: Replaced as a whole, or not at all.
+        model: The model; its weights are not read where ``state`` is given.
+        tokenizer: Saved beside the model.
+        head: The component that built the head: kept by class path and settings, to build it again.
+        state: Complete state dict of ``model``.
+
+    Raises:
+        ValueError: a weight is missing from ``state``.
+    """
+    from safetensors.torch import save_file
+
+    trunk = cast("PreTrainedModel", model.trunk)
+    trunk_weights = _weights(trunk, state, "trunk.")
+    head_weights = _weights(model.head, state, "head.")
+    source = state or {}
+    settings = {
+        "class_path": f"{type(head).__module__}.{type(head).__qualname__}",
+        "init_args": dataclasses.asdict(cast(Any, head)),
+        "mean": float(source.get("mean", model.mean)),
+        "std": float(source.get("std", model.std)),
+    }
+    with atomic_folder(directory) as folder:
+        trunk.save_pretrained(folder, state_dict=trunk_weights)
+        tokenizer.save_pretrained(folder)
+        save_file({name: tensor.contiguous() for name, tensor in head_weights.items()}, folder / HEAD_WEIGHTS)
+        (folder / HEAD_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+@contextmanager
+def atomic_folder(directory: str | Path) -> Iterator[Path]:
+    """Yields a temporary folder that takes the directory's place when the block ends without an error.
+
+    An interrupted write leaves the old folder as it was, and the remains of the new one are cleared by the next write.
+    """
+    target = Path(directory)
+    new, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("new", "old"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if old.exists() and not target.exists():
+        os.rename(old, target)  # a write was cut between the two renames below
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir()
+    try:
+        yield new
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    if target.exists():
+        os.rename(target, old)
+    os.rename(new, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
+    """The weights to save, by the module's own names; each tied weight once, under its first name."""
+    own = cast(dict[str, Tensor], module.state_dict())
+    names = [name for name, _ in module.named_parameters()]
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    buffers = [name for name in own if name not in parameters]
+    if state is None:
+        return {name: own[name] for name in names + buffers}
+    given = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    if missing := [name for name in names if name not in given]:
+        raise ValueError(
+            f"state: no weight {prefix}{missing[0]} ({len(missing)} of {len(names)} missing); "
+            f"give the complete state dict of the {type(module).__name__}"
+        )
+    return {name: given[name] for name in names} | {name: given.get(name, own[name]) for name in buffers}
+
+
+def _generation_config(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> Any:
+    from transformers import GenerationConfig
+
+    known = GenerationConfig().to_dict()
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ValueError(f"generation: unknown setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    config = copy.deepcopy(lm.generation_config) or GenerationConfig()
+    defaults = {"eos_token_id": config.eos_token_id or tokenizer.eos_token_id, "pad_token_id": pad_id(tokenizer)}
+    greedy = settings.get("temperature") == 0
+    sampling = {"do_sample": not greedy} if "temperature" in settings else {}
+    dropped = ("temperature", "top_p", "top_k") if greedy else ()
+    config.update(**{**defaults, **sampling, **{k: v for k, v in settings.items() if k not in dropped}})
+    if greedy:
+        config.update(temperature=None, top_p=None, top_k=None)
+    return config
+
+
+# ---------------------------------------------------------------------------------------------------------------- load
+
+
+def check_model_folder(directory: str | Path) -> None:
+    """Says which file a model folder lacks, before a library guesses at a repository of that name.
+
+    Raises:
+        FileNotFoundError: the folder, or a file in it, does not exist.
+        ValueError: the path is a file.
+    """
+    folder = Path(directory)
+    if not folder.exists():
+        raise FileNotFoundError(f"model path: {folder} does not exist; give the folder of a saved model")
+    if not folder.is_dir():
+        raise ValueError(f"model path: {folder} is a file; give the folder it lies in")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"model path: {folder} has no config.json; give the folder of a saved model")
+    if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+        raise FileNotFoundError(f"model path: {folder} has no weights ({' or '.join(WEIGHTS)}); was the save complete?")
+    if not any((folder / name).is_file() for name in TOKENIZER):
+        raise FileNotFoundError(f"model path: {folder} has no tokenizer.json; save the tokenizer beside the model")
+
+
+def check_loaded(path: str | Path, info: Mapping[str, Any]) -> None:
+    """Refuses a model some of whose weights were not in the folder: the library would leave them random."""
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"model path: {path} has no weights for {missing[0]} ({len(missing)} missing), which would stay random; "
+            "save the model again, or give the path of a model of this kind"
+        )
+
+
+def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedTokenizerBase]:
+    """Reads what :func:`save_value_model` wrote, head and normalisation included.
+
+    Raises:
+        FileNotFoundError: the folder or a file in it is missing; there is never a random head.
+        ValueError: the head's class cannot be imported, or weights do not fit.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = Path(directory)
+    check_model_folder(folder)
+    for name in (HEAD_SETTINGS, HEAD_WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"model path: {folder} has no {name}, so it is no reward model or critic; "
+                "give the folder that reward modelling wrote"
+            )
+    settings = json.loads((folder / HEAD_SETTINGS).read_text())
+    trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    check_loaded(folder, info)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    head = _head_class(folder, settings["class_path"])(**settings["init_args"]).build(hidden_width(trunk))
+    try:
+        head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
+    except RuntimeError as error:
+        raise ValueError(
+            f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}"
+        ) from None
+    return ValueModel(trunk, head, settings["mean"], settings["std"]), tokenizer
+
+
+def value_model_from(lm: LanguageModel, head: ValueHead, seed: int) -> ValueModel:
+    """A critic or reward model that starts from a copy of a policy's trunk and a new head.
+
+    Args:
+        lm: The policy; it shares no weight with the answer.
+        head: What reads the trunk.
+        seed: For the head's weights.
+    """
+    if lm.module.base_model is lm.module:
+        raise ValueError(f"model: {type(lm.module).__name__} has no trunk under a language-model head")
+    check_tokenizer(lm.tokenizer, lm.module)
+    trunk = cast("PreTrainedModel", copy.deepcopy(lm.module.base_model))
+    with seeded(seed):
+        return ValueModel(trunk, head.build(hidden_width(trunk)))
+
+
+def hidden_width(trunk: PreTrainedModel) -> int:
+    """Width of the last hidden state: the embedding's, to which models with inner projections return."""
+    return cast(Tensor, trunk.get_input_embeddings().weight).shape[1]
+
+
+def _head_class(folder: Path, class_path: str) -> type[ValueHead]:
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{folder / HEAD_SETTINGS}: class_path {class_path} cannot be imported ({error}); "
+            "run from the folder that holds it, or install its package"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, ValueHead)):
+        raise ValueError(f"{folder / HEAD_SETTINGS}: class_path {class_path} is not a ValueHead; was the file edited?")
+    return found

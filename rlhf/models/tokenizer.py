@@ -1,0 +1,83 @@
+"""Byte-level BPE for policies trained from nothing, and what every tokenizer must be able to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+PAD = "<|pad|>"
+END = "<|end|>"
+SMALLEST_VOCABULARY = 256 + 2
+"""All bytes, the pad and the end token: with fewer, some text could not be written."""
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE: ``decode(encode(text)) == text`` for any text, seen or not.
+
+    Pad and end token are distinct, there is no beginning-of-sequence token, and nothing is added by ``encode``.
+
+    Args:
+        texts: What to count pairs in; read once.
+        vocab_size: Largest vocabulary, special tokens included. A small corpus runs out of pairs before and gives less.
+
+    Raises:
+        ValueError: the size has no room for all bytes, or there is no text.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ValueError(f"vocab_size: {vocab_size}; 256 bytes and 2 special tokens need {SMALLEST_VOCABULARY} or more")
+    seen = 0
+
+    def counted() -> Iterable[str]:
+        nonlocal seen
+        for text in texts:
+            seen += 1
+            yield text
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(counted(), trainer)
+    if not seen:
+        raise ValueError("corpus: no text to train a tokenizer on; give the stage data, or a policy with a tokenizer")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills unused columns: the pad token's, else the end token's.
+
+    Masks are never read off this id, so that it may equal the end token's.
+    """
+    for value in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if isinstance(value, int):
+            return value
+    raise ValueError(
+        f"tokenizer: {tokenizer.name_or_path or type(tokenizer).__name__} has neither a pad nor an end token; "
+        "set pad_token or eos_token in its tokenizer_config.json"
+    )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, module: PreTrainedModel) -> None:
+    """Refuses a tokenizer whose ids the model has no embedding for."""
+    rows = cast(Tensor, module.get_input_embeddings().weight).shape[0]
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if largest >= rows:
+        raise ValueError(
+            f"tokenizer: id {largest} ({token!r}) but the model has {rows} embedding rows; "
+            "use the model's own tokenizer, or resize the model's embeddings"
+        )

@@ -1,0 +1,77 @@
+"""``python -m rlhf.run --config exp.yaml``: runs one experiment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from rlhf.command import guarded, prepare_environment
+
+_OVERRIDES = """\
+any setting can be changed by its dotted path, and a class by its name:
+  --seed 2                             --stages.ppo.advantage.lam 0.9
+  --stages.ppo.advantage GroupNorm     --stages.ppo.mixture null
+A class named anew starts from its own defaults. `python -m rlhf.components` lists all classes with their settings,
+`--print_config` shows every setting of the experiment and runs nothing.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    from rlhf.experiment import Experiment
+    from rlhf.schema import explanations, settings, spell
+
+    texts = explanations(Experiment)
+    lines = [
+        textwrap.fill(
+            f"{name}: {spell(setting.annotation)}. {texts[name]}", 100, initial_indent="  ", subsequent_indent="      "
+        )
+        for name, setting in settings(Experiment).items()
+    ]
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.run",
+        description="Runs the stages of an experiment, in order.",
+        epilog="\n".join(["settings of an experiment:", *lines, "", _OVERRIDES]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        metavar="FILE.yaml",
+        required=True,
+        help="the experiment; given several times, files are merged key by key and the later one wins",
+    )
+    parser.add_argument("--print_config", action="store_true", help="print the config with every setting, and stop")
+    parser.add_argument("--overwrite", action="store_true", help="replace results of an earlier run of this name")
+    return parser
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from rlhf.config import dump, load, split_overrides
+
+    options, rest = _parser().parse_known_args(argv)
+    experiment = load(options.config, split_overrides(rest))
+    if options.print_config:
+        print(dump(experiment), end="")
+        return 0
+    experiment.run(overwrite=options.overwrite)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; see ``--help``.
+
+    Args:
+        argv: Arguments; those of the process where not given.
+
+    Returns:
+        Exit code: 0 done, 2 wrong config, 1 another mistake, 130 interrupted.
+    """
+    prepare_environment()
+    return guarded(lambda: _run(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""A config between YAML and objects: files and overrides are merged into it by annotation, then it is built.
+
+Every setting knows where it was written, so every error can say so. Merging knows the classes, so that naming another
+class drops the settings of the former one, and naming none changes those of the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Union
+
+from yaml import YAMLError
+
+from rlhf.registry import Registry, did_you_mean
+from rlhf.schema import Shape, settings, shape, spell, typed
+from rlhf.yaml_files import parse
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A plain value, not typed yet, and where it was written."""
+
+    value: Any
+    annotation: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A component or a group: its class, and those of its settings that were given."""
+
+    cls: type
+    given: dict[str, Tree] = field(default_factory=dict)
+
+
+Tree = Union[Node, Leaf, dict[str, "Tree"], list["Tree"]]
+
+
+def join(path: str, key: object) -> str:
+    """The dotted path of a key."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def from_value(annotation: Any, value: Any) -> Tree:
+    """The tree of a default value."""
+    kind, inner, _, _ = shape(annotation)
+    if kind in ("component", "group") and isinstance(value, inner):
+        cls = type(value)
+        return Node(cls, {name: from_value(s.annotation, getattr(value, name)) for name, s in settings(cls).items()})
+    if kind == "dict" and isinstance(value, Mapping):
+        return {key: from_value(inner, entry) for key, entry in value.items()}
+    if kind == "list" and isinstance(value, (list, tuple)):
+        return [from_value(inner, entry) for entry in value]
+    return Leaf(value, annotation, DEFAULT)
+
+
+@dataclass
+class Merger:
+    """Puts one file, or one override, into the tree.
+
+    Attributes:
+        origin: The file's name, or ``COMMAND_LINE``: there ``init_args`` may be left out.
+        problems: What was wrong so far.
+        misplaced: Path, class and key of each setting that its class does not have; explained once the tree is whole.
+    """
+
+    origin: str
+    problems: list[str] = field(default_factory=list)
+    misplaced: list[tuple[str, type, str]] = field(default_factory=list)
+
+    def problem(self, path: str, text: str) -> None:
+        """Notes a problem at a place."""
+        self.problems.append(f"{self.origin}: {path}: {text}" if path else f"{self.origin}: {text}")
+
+    def merge(self, annotation: Any, old: Tree | None, new: Any, path: str, default: Any = MISSING) -> Tree | None:
+        """The tree with ``new`` put over ``old``; ``default`` is what holds where there is no old.
+
+        Returns:
+            None where ``new`` is wrong; the problem is noted.
+        """
+        form = shape(annotation)
+        if form.kind != "value" and self.origin == COMMAND_LINE and isinstance(new, str):
+            new = _read(new, plain=form.plain is not None)
+        if new is None:
+            if form.optional:
+                return Leaf(None, annotation, self.origin)
+            return self.problem(path, f"null is not allowed; give a {spell(annotation)}, or leave the key out")
+        if form.kind == "value" or (form.plain is not None and not isinstance(new, (dict, list))):
+            return Leaf(new, annotation, self.origin)
+        if isinstance(old, Leaf):  # null, or a plain value where a structure may stand
+            old = None
+        if form.kind == "dict":
+            return self._dict(form, old, new, path, default)
+        if form.kind == "list":
+            if isinstance(new, list):
+                entries = [self.merge(form.inner, None, entry, join(path, i)) for i, entry in enumerate(new)]
+                return [entry for entry in entries if entry is not None]
+            return self.problem(path, f"expected a list of {spell(form.inner)}, not {new!r}")
+        node = old if isinstance(old, Node) else None
+        usual = from_value(annotation, default)
+        fallback = usual if isinstance(usual, Node) else None
+        merge = self._component if form.kind == "component" else self._group
+        return merge(form.inner, node, fallback, new, path)
+
+    def _dict(self, form: Shape, old: Tree | None, new: Any, path: str, default: Any) -> Tree | None:
+        if not isinstance(new, dict):
+            return self.problem(path, f"expected named entries (name: {spell(form.inner)}), not {new!r}")
+        merged = dict(old) if isinstance(old, dict) else {}
+        if not merged and self.origin == COMMAND_LINE and isinstance(default, Mapping):
+            merged = {key: from_value(form.inner, entry) for key, entry in default.items()}
+        for key, entry in new.items():
+            tree = self.merge(form.inner, merged.get(str(key)), entry, join(path, key))
+            if tree is not None:
+                merged[str(key)] = tree
+        return merged
+
+    def _group(self, cls: type, old: Node | None, fallback: Node | None, new: Any, path: str) -> Tree | None:
+        if not isinstance(new, dict):
+            wanted = f"one key per setting: {', '.join(settings(cls))}"
+            return self.problem(path, f"expected the settings of {cls.__name__}, not {new!r}; write {wanted}")
+        return self._settings(old or fallback or Node(cls), new, path)
+
+    def _component(self, base: type, old: Node | None, fallback: Node | None, new: Any, path: str) -> Tree | None:
+        new = {"class_path": new} if isinstance(new, str) else new
+        if not isinstance(new, dict):
+            return self.problem(
+                path, f"expected a {base.__name__}, as 'Name' or {{class_path: Name, init_args: {{…}}}}, not {new!r}"
+            )
+        inside, beside = (
+            new.get("init_args") or {},
+            {k: v for k, v in new.items() if k not in ("class_path", "init_args")},
+        )
+        if not isinstance(inside, dict):
+            return self.problem(join(path, "init_args"), f"expected the settings of the class, not {inside!r}")
+        if self.origin == COMMAND_LINE:
+            inside, beside = {**inside, **beside}, {}
+        node = old or fallback or (Node(base) if base in list(Registry(base)) else None)
+        if "class_path" in new:
+            try:
+                cls = Registry(base).get(str(new["class_path"]))
+            except ValueError as error:
+                return self.problem(path, str(error))
+            node = old if old is not None and old.cls is cls else Node(cls)
+        for key in beside:
+            self.problem(
+                join(path, key),
+                f"the settings of a class belong under init_args; write {{class_path: "
+                f"{node.cls.__name__ if node else 'Name'}, init_args: {{{key}: …}}}}",
+            )
+        if node is None:
+            known = ", ".join(Registry(base).names()) or "none"
+            return self.problem(path, f"names no {base.__name__}; give class_path. Known: {known}.")
+        return self._settings(node, inside, path)
+
+    def _settings(self, node: Node, new: dict[Any, Any], path: str) -> Node:
+        known, given = settings(node.cls), dict(node.given)
+        for key, value in new.items():
+            if key not in known:
+                self.misplaced.append((path, node.cls, str(key)))
+                continue
+            setting = known[key]
+            tree = self.merge(setting.annotation, given.get(key), value, join(path, key), setting.default)
+            if tree is not None:
+                given[key] = tree
+        return Node(node.cls, given)
+
+    def explain(self, root: Node) -> None:
+        """Turns each misplaced key into a problem that says what was meant, or where the key belongs."""
+        everywhere = list(places(root, ""))
+        for path, cls, key in self.misplaced:
+            text = f"{cls.__name__} has no setting '{key}'."
+            meant = did_you_mean(key, settings(cls))
+            homes = sorted((p for p, name in everywhere if name == key), key=lambda p: -_shared(p, path))
+            if homes and not meant:
+                meant = f" It is a setting of {homes[0] or 'the experiment itself'}."
+            if not meant:
+                meant = f" It has: {', '.join(settings(cls)) or 'none'}."
+            self.problem(join(path, key), text + meant)
+
+
+def _read(text: str, *, plain: bool) -> Any:
+    """What stands on the command line for a structure: a name, null, or YAML in braces."""
+    try:
+        content = parse(text)
+    except YAMLError:
+        return text
+    return text if plain and not isinstance(content, (dict, list)) else content
+
+
+def _shared(a: str, b: str) -> int:
+    """How many leading keys two paths share."""
+    pairs = zip(a.split("."), b.split("."), strict=False)
+    return next((i for i, (left, right) in enumerate(pairs) if left != right), min(a.count("."), b.count(".")) + 1)
+
+
+def places(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
+    """Path of the owner and name of every setting that the tree has, given or by default."""
+    if isinstance(tree, Node):
+        for name, setting in settings(tree.cls).items():
+            yield path, name
+            below = tree.given.get(name) or from_value(setting.annotation, setting.default)
+            yield from places(below, join(path, name))
+    elif isinstance(tree, dict):
+        for key, entry in tree.items():
+            yield from places(entry, join(path, key))
+    elif isinstance(tree, list):
+        for index, entry in enumerate(tree):
+            yield from places(entry, join(path, index))
+
+
+class Builder:
+    """Makes the objects of a tree, from the leaves up.
+
+    Attributes:
+        problems: What was wrong so far. An object with a problem below it is not made.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def build(self, tree: Tree, path: str) -> Any:
+        """The object of a tree; None where there is a problem, which is noted."""
+        if isinstance(tree, Leaf):
+            return self._value(tree, path)
+        if isinstance(tree, Node):
+            return self._object(tree, path)
+        if isinstance(tree, dict):
+            return {key: self.build(entry, join(path, key)) for key, entry in tree.items()}
+        return [self.build(entry, join(path, index)) for index, entry in enumerate(tree)]
+
+    def _value(self, leaf: Leaf, path: str) -> Any:
+        if leaf.origin == DEFAULT or leaf.value is None:
+            return leaf.value
+        try:
+            return typed(leaf.annotation, leaf.value, written=leaf.origin != COMMAND_LINE)
+        except ValueError as error:
+            self.problems.append(f"{leaf.origin}: {path}: {error}")
+
+    def _object(self, node: Node, path: str) -> Any:
+        before = len(self.problems)
+        arguments = {name: self.build(tree, join(path, name)) for name, tree in node.given.items()}
+        for name, setting in settings(node.cls).items():
+            if setting.default is MISSING and name not in arguments:
+                self.problems.append(
+                    f"{join(path, name)}: {node.cls.__name__} needs this setting; give a {spell(setting.annotation)}"
+                )
+        if len(self.problems) > before:
+            return None
+        try:
+            return node.cls(**arguments)
+        except ValueError as error:  # what __post_init__ refuses
+            self.problems.append(f"{path or 'experiment'} ({node.cls.__name__}): {error}")

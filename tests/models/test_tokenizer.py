@@ -1,0 +1,62 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import language_model
+
+from rlhf.models.tokenizer import check_tokenizer, pad_id, train_bpe
+
+TEXTS = ["the screen is great, the battery is poor", "the camera is great"] * 5
+TOKENIZER = train_bpe(TEXTS, 300)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text())
+def test_any_unicode_text_comes_back(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("text", ["", " ", "  two  spaces ", "tab\tnew\nline ", "naïve 日本 🙂", " ,. ' n't", "\x00\x7f"])
+def test_awkward_text_comes_back(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_special_tokens_are_two_distinct_ids_and_encode_adds_none():
+    assert (TOKENIZER.pad_token_id, TOKENIZER.eos_token_id, TOKENIZER.bos_token_id) == (0, 1, None)
+    assert TOKENIZER.encode("great") == TOKENIZER.encode("great", add_special_tokens=False)
+    assert not {0, 1} & set(TOKENIZER.encode("great"))
+
+
+def test_the_end_marker_in_text_is_one_id():  # case A6
+    assert TOKENIZER.encode("<|end|>") == [1]
+
+
+def test_training_merges_frequent_pairs_and_is_repeatable():
+    assert len(TOKENIZER.encode(" great")) == 1
+    assert train_bpe(iter(TEXTS), 300).get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_a_small_corpus_gives_fewer_tokens_and_the_size_is_an_upper_limit():
+    assert 258 < len(train_bpe(TEXTS, 270)) <= 270
+    assert len(train_bpe(["ab"], 1000)) == 259
+
+
+def test_too_small_a_vocabulary_and_no_text_are_refused():
+    with pytest.raises(ValueError, match="vocab_size: 257; .* need 258"):
+        train_bpe(TEXTS, 257)
+    with pytest.raises(ValueError, match="no text"):
+        train_bpe([], 300)
+
+
+def test_pad_id_is_the_pad_else_the_end_token_else_an_error():
+    tokenizer = train_bpe(TEXTS, 300)
+    assert pad_id(tokenizer) == 0
+    tokenizer.pad_token = None
+    assert pad_id(tokenizer) == 1
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="neither a pad nor an end token"):
+        pad_id(tokenizer)
+
+
+def test_ids_beyond_the_embedding_are_refused():
+    with pytest.raises(ValueError, match=rf"id {len(TOKENIZER) - 1} .* 61 embedding rows"):
+        check_tokenizer(TOKENIZER, language_model("gpt2"))
