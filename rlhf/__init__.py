@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.sft import SFT as SFT
     from rlhf.data.blenders import Concatenate as Concatenate, Proportional as Proportional, RoundRobin as RoundRobin
     from rlhf.data.dataset import Data as Data
+    from rlhf.data.rated import RatedTexts as RatedTexts
     from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
     from rlhf.data.templates import Chat as Chat, Plain as Plain
     from rlhf.engines.inference.sampling import Sampling as Sampling
@@ -56,6 +57,7 @@ _MODULES = {
     "rlhf.algorithms.sft": ["SFT"],
     "rlhf.data.blenders": ["Concatenate", "Proportional", "RoundRobin"],
     "rlhf.data.dataset": ["Data"],
+    "rlhf.data.rated": ["RatedTexts"],
     "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],
     "rlhf.data.templates": ["Chat", "Plain"],
     "rlhf.engines.inference.sampling": ["Sampling"],
@@ -67,6 +69,7 @@ _MODULES = {
     "rlhf.models.rewards": ["FunctionReward", "ScalarReward", "Weighted"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,9 +5,9 @@ Imports nothing heavy, so that the environment is set before torch reads it.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
-import traceback
 from collections.abc import Callable
 
 from rlhf.errors import ConfigError, UserError
@@ -50,11 +50,15 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _deliberate(error: Exception) -> bool:
-    """Whether our own code raised it, to tell the user something; what a library raises needs its traceback."""
+    """Whether a ``raise`` in our own code made it, to tell the user something; all else needs its traceback."""
     if isinstance(error, UserError):
         return True
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and str(frames[-1][0].f_globals.get("__name__", "")).startswith("rlhf.")
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not str(last.tb_frame.f_globals.get("__name__", "")).startswith("rlhf."):
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _message(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """From YAML and command line to an experiment, and back.
 
-Files are merged key by key, the later one wins; then the overrides. A class that is named anew loses the former
-class's settings, a class named again keeps them. Everything is checked before any model loads, and all problems are
-told at once.
+Files are merged key by key, the later one wins; then the overrides. Naming another class drops the former one's
+settings, except those that both inherit alike; naming the same class keeps them. Everything is checked before any model
+loads, and all problems are told at once.
 """
 
 from __future__ import annotations

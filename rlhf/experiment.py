@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +17,18 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.interfaces import Algorithm, MetricSink
 
+RECORD = "stage.json"
+"""What a stage was run with, written before it starts."""
 DONE = "done.json"
+"""The last figures of a stage, written when it has ended."""
 
 
 def settings_tree(value: Any) -> Any:
     """A component as plain data: class names and settings, all defaults written out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return {"class_path": kind, **{f.name: settings_tree(getattr(value, f.name)) for f in dataclasses.fields(value)}}
+        fields = {item.name: settings_tree(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {"class_path": kind, **fields}
     if isinstance(value, dict):
         return {key: settings_tree(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -86,6 +91,17 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path}: {old} → {new}"]
 
 
+def _write_json(path: Path, content: Any) -> None:
+    """Writes a file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    partial.replace(path)
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Stages run in order; what an earlier one leaves is ``@stage`` to the later ones.
@@ -127,7 +143,8 @@ class Experiment:
                     near = difflib.get_close_matches(reference, known, 1)
                     hint = f"did you mean {near[0]}? " if near else ""
                     there = ", ".join(known) or "none, this is the first stage"
-                    problems.append(f"stages.{stage}.{where}: no earlier stage leaves {reference!r}; {hint}Known: {there}")
+                    text = f"no earlier stage leaves {reference!r}; {hint}Known: {there}"
+                    problems.append(f"stages.{stage}.{where}: {text}")
             known += [f"@{stage}" if output == "model" else f"@{stage}/{output}" for output in algorithm.outputs()]
         return problems
 
@@ -140,13 +157,14 @@ class Experiment:
         }
 
     def run(self, *, overwrite: bool = False) -> dict[str, dict[str, float]]:
-        """Runs the stages that are not finished yet.
+        """Runs the stages that are not finished yet, and writes the settings to ``config.yaml``.
 
-        A finished stage with the same settings, and the same earlier stages, is kept. One that was interrupted goes on
-        from its newest checkpoint.
+        A finished stage with the same settings, made from the same runs of earlier stages, is kept. One that was
+        interrupted goes on from its newest checkpoint.
 
         Args:
-            overwrite: Run stages anew whose folder holds other settings; without it that is an error.
+            overwrite: Run stages anew that were made with other settings or from other runs of earlier stages; without
+                it that is an error.
 
         Returns:
             The last figures of each stage.
@@ -156,65 +174,87 @@ class Experiment:
         """
         import torch
 
+        from rlhf.config import dump
+
         if problems := self.check():
             raise UserError("\n".join(problems))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        stages = {name: resolve(algorithm, self.folders()) for name, algorithm in self.stages.items()}
-        states = self._states(stages, overwrite)
+        states = self._states(overwrite)
         self.directory.mkdir(parents=True, exist_ok=True)
-        results = {}
-        for name, algorithm in stages.items():
-            results[name] = self._run_stage(name, algorithm, states[name])
-        return results
+        (self.directory / "config.yaml").write_text(dump(self), encoding="utf-8")
+        return {name: self._run_stage(name, state) for name, state in states.items()}
 
-    def _identity(self, algorithm: Algorithm) -> dict[str, Any]:
-        return {"seed": self.seed, "threads": self.threads, **settings_tree(algorithm)}
+    def _identity(self, stage: str) -> dict[str, Any]:
+        settings = {"seed": self.seed, "threads": self.threads, **settings_tree(self.stages[stage])}
+        return json.loads(json.dumps(settings))
 
-    def _states(self, stages: dict[str, Algorithm], overwrite: bool) -> dict[str, str]:
+    def _uses(self, stage: str) -> list[str]:
+        """The earlier stages that a stage refers to."""
+        found = (reference.removeprefix("@").split("/")[0] for _, reference in references(self.stages[stage]))
+        return list(dict.fromkeys(found))
+
+    def _states(self, overwrite: bool) -> dict[str, str]:
         """What to do with each stage: "keep", "continue" or "start"; checked for all before the first runs."""
         states: dict[str, str] = {}
-        for name, algorithm in stages.items():
-            record = self.directory / name / "stage.json"
-            used = {reference.lstrip("@").split("/")[0] for _, reference in references(self.stages[name])}
-            renewed = any(states.get(other) != "keep" for other in used)
-            if not record.exists():
-                if any((self.directory / name).glob("*")):
-                    raise UserError(f"{self.directory / name} holds files that no run left; move them, or choose another --name")
+        for name in self.stages:
+            directory = self.directory / name
+            if not (directory / RECORD).exists():
+                if any(not path.name.startswith(".") for path in directory.glob("*")):
+                    raise UserError(f"{directory} holds files that no run left; move them, or choose another --name")
                 states[name] = "start"
                 continue
-            former = json.loads(record.read_text(encoding="utf-8"))
-            changed = differences(former["settings"], json.loads(json.dumps(self._identity(algorithm))))
-            if changed and not overwrite:
+            changes = self._changes(name, states)
+            if changes and not overwrite:
                 raise UserError(
-                    f"{self.directory / name} holds a stage of other settings:\n  "
-                    + "\n  ".join(changed[:8])
+                    f"{directory} holds a stage that was run otherwise:\n  "
+                    + "\n  ".join(changes[:8])
                     + "\nChoose another --name, or pass --overwrite to run this stage, and those that use it, anew."
                 )
-            finished = (self.directory / name / DONE).exists()
-            states[name] = "start" if changed or renewed else ("keep" if finished else "continue")
+            finished = (directory / DONE).exists()
+            states[name] = "start" if changes else "keep" if finished else "continue"
         return states
 
-    def _run_stage(self, name: str, algorithm: Algorithm, state: str) -> dict[str, float]:
+    def _changes(self, stage: str, states: dict[str, str]) -> list[str]:
+        """Why a stage's folder cannot be kept: other settings, or earlier stages that ran, or will run, anew."""
+        record = _read_json(self.directory / stage / RECORD)
+        changes = differences(record["settings"], self._identity(stage))
+        for used in self._uses(stage):
+            if states[used] != "keep":
+                changes.append(f"@{used}: is to be run first")
+            elif record["uses"].get(used) != self._run_id(used):
+                changes.append(f"@{used}: has been run anew since")
+        return changes
+
+    def _run_id(self, stage: str) -> str:
+        return _read_json(self.directory / stage / RECORD)["id"]
+
+    def _run_stage(self, name: str, state: str) -> dict[str, float]:
         from rlhf.loops import StageContext, build_stage
 
         directory = self.directory / name
         if state == "keep":
             print(f"{name}: finished before, kept ({directory})", flush=True)
-            return json.loads((directory / DONE).read_text(encoding="utf-8"))["figures"]
-        if state == "start" and directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        record = {"settings": self._identity(algorithm)}
-        (directory / "stage.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+            return _read_json(directory / DONE)["figures"]
+        if state == "start":
+            self._clear(name)
+            uses = {used: self._run_id(used) for used in self._uses(name)}
+            record = {"id": uuid.uuid4().hex, "settings": self._identity(name), "uses": uses}
+            _write_json(directory / RECORD, record)
         start = time.perf_counter()
         context = StageContext(directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks)
-        figures = build_stage(algorithm, context).fit()
-        done = {"figures": figures, "seconds": time.perf_counter() - start}
-        partial = directory / f".{DONE}.partial"
-        partial.write_text(json.dumps(done, indent=2), encoding="utf-8")
-        partial.replace(directory / DONE)
+        figures = build_stage(resolve(self.stages[name], self.folders()), context).fit()
+        _write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
         return figures
+
+    def _clear(self, stage: str) -> None:
+        """An empty folder for a stage; a former one goes at once, so that no half of it is ever taken for whole."""
+        directory, former = self.directory / stage, self.directory / f".{stage}.former"
+        shutil.rmtree(former, ignore_errors=True)
+        if directory.exists():
+            directory.rename(former)
+            shutil.rmtree(former)
+        directory.mkdir(parents=True)
 
     def _stage_seed(self, stage: str) -> int:
         digest = hashlib.blake2b(f"{self.seed}/{stage}".encode(), digest_size=4).digest()

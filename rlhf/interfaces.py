@@ -129,6 +129,10 @@ class Critic(ABC):
     clip: float | None
     warmup_iterations: int
     """Fields of the subclasses: the head, weight of the value loss, value clip, iterations before the policy learns."""
+    optimizer: Optimizer
+    schedule: Schedule
+    max_grad_norm: float | None
+    """Fields of those that have a trunk of their own, and with it an optimiser."""
     shared: ClassVar[bool]
     """True: ``head`` sits on the policy's trunk and is trained by the policy's optimiser."""
 
@@ -153,7 +157,7 @@ class RewardModel(ABC):
         """Makes the scorer; a model inside it is run by ``engine``. ``tokenizer`` is the policy's."""
 
 
-# ------------------------------------------------------------------------------------------------- parts of a policy update
+# ----------------------------------------------------------------------------------------- parts of a policy update
 
 
 class AdvantageEstimator(ABC):
@@ -173,15 +177,11 @@ class PolicyLoss(ABC):
     """The surrogate that raises good tokens' probability."""
 
     aggregation: Aggregation
-    """How the per-token loss is reduced; a field of the subclasses."""
+    """How the per-token loss is reduced; a field of the subclasses. What "constant" divides by is the algorithm's."""
 
     @abstractmethod
     def __call__(self, logprobs: Tensor, batch: Batch) -> Tensor:
         """Loss per token [B, T], to be minimised, 0 on masked slots."""
-
-    def constant(self, batch: Batch) -> float:
-        """The denominator under ``constant`` aggregation; token and sequence counts are taken from the mask."""
-        return float(batch.mask.numel())
 
 
 class LiveController(Stateful, ABC):
@@ -425,7 +425,7 @@ class Algorithm(ABC):
     """Which part of a three-phase data split is this algorithm's by default."""
 
     def check(self) -> list[str]:
-        """Problems in the settings that can be known before a model loads, each ``"<setting>: <problem>; <remedy>"``."""
+        """Problems of the settings, known before a model loads, each ``"<setting>: <problem>; <remedy>"``."""
         return []
 
     def outputs(self) -> tuple[str, ...]:
@@ -442,7 +442,7 @@ class OfflineAlgorithm(Algorithm, Generic[M]):
     """The fields of :class:`Outputs` its loss reads."""
 
     @abstractmethod
-    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase]:
         """The module to train (its ``forward`` answers :class:`Outputs`) and its tokenizer."""
 
     @abstractmethod

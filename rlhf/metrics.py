@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +38,18 @@ class MetricsFile:
             sink.write(metrics)
 
     def position(self) -> int:
-        """Bytes written so far."""
+        """Bytes written so far, which are safe on disk then: a checkpoint may count on them."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
         return self.file.tell()
 
     def rewind(self, position: int) -> None:
         """Forgets what was written after ``position``."""
+        if (there := os.fstat(self.file.fileno()).st_size) < position:
+            raise ValueError(
+                f"{self.path} has {there} bytes, but the checkpoint was made after {position}; put the file back, "
+                "or run the stage anew"
+            )
         self.file.truncate(position)
         self.file.seek(position)
 
@@ -48,6 +58,12 @@ class MetricsFile:
         self.file.close()
         for sink in self.sinks:
             sink.close()
+
+
+def peak_memory_gb() -> float:
+    """Most memory that this process has held so far."""
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # macOS counts bytes, Linux kibibytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:

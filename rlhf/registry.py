@@ -126,8 +126,10 @@ class Registry(Generic[T]):
     def __len__(self) -> int:
         return len(self._classes())
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._classes()
+    def __contains__(self, item: object) -> bool:
+        """Whether a name, or a class, is among them."""
+        classes = self._classes()
+        return item in classes or item in classes.values()
 
 
 REGISTRIES: dict[str, Registry[Any]] = {

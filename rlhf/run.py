@@ -13,7 +13,7 @@ _OVERRIDES = """\
 any setting can be changed by its dotted path, and a class by its name:
   --seed 2                             --stages.ppo.advantage.lam 0.9
   --stages.ppo.advantage GroupNorm     --stages.ppo.mixture null
-A class named anew starts from its own defaults. `python -m rlhf.components` lists all classes with their settings,
+Another class starts from its own defaults. `python -m rlhf.components` lists all classes with their settings,
 `--print_config` shows every setting of the experiment and runs nothing.
 """
 

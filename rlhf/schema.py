@@ -52,6 +52,13 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
+def shared(a: type, b: type) -> set[str]:
+    """Settings that mean the same in two classes: inherited from a common component, and with the same default."""
+    ancestors = [cls for cls in a.__mro__ if cls in b.__mro__ and dataclasses.is_dataclass(cls)]
+    names = {name for cls in ancestors for name in settings(cls)}
+    return {name for name in names if settings(a).get(name) == settings(b).get(name)}
+
+
 def explanations(cls: type) -> dict[str, str]:
     """What each setting of a class means, from the ``Args:`` of its docstring and those of its bases."""
     from docstring_parser import parse
@@ -143,7 +150,8 @@ def typed(annotation: Any, value: Any, *, written: bool) -> Any:
         return _parser(annotation).parse_object({"value": value}).value
     except ArgumentError:
         choices = [str(c) for m in members if typing.get_origin(m) is Literal for c in typing.get_args(m)]
-        raise ValueError(f"{value!r} is not a {spell(annotation)}.{did_you_mean(str(value), choices)}") from None
+        wanted = "one of" if typing.get_origin(annotation) is Literal else "of type"
+        raise ValueError(f"{value!r} is not {wanted} {spell(annotation)}.{did_you_mean(str(value), choices)}") from None
 
 
 @functools.cache
@@ -154,7 +162,7 @@ def _parser(annotation: Any) -> ArgumentParser:
 
 
 def to_plain(annotation: Any, value: Any) -> Any:
-    """An object made from a config, as config again: all settings given, components as ``class_path``, ``init_args``."""
+    """An object made from a config, as config again: all settings, components as ``class_path`` and ``init_args``."""
     kind, inner, _, _ = shape(annotation)
     if isinstance(value, Mapping) and kind == "dict":
         return {key: to_plain(inner, entry) for key, entry in value.items()}

@@ -1,7 +1,8 @@
 """A config between YAML and objects: files and overrides are merged into it by annotation, then it is built.
 
 Every setting knows where it was written, so every error can say so. Merging knows the classes, so that naming another
-class drops the settings of the former one, and naming none changes those of the default.
+class drops the settings of the former one (but keeps those inherited from a common component, as PPO's data in a
+variant of PPO), and naming none changes those of the default.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Union
 from yaml import YAMLError
 
 from rlhf.registry import Registry, did_you_mean
-from rlhf.schema import Shape, settings, shape, spell, typed
+from rlhf.schema import Shape, settings, shape, shared, spell, typed
 from rlhf.yaml_files import parse
 
 COMMAND_LINE = "command line"
@@ -88,7 +89,7 @@ class Merger:
         if new is None:
             if form.optional:
                 return Leaf(None, annotation, self.origin)
-            return self.problem(path, f"null is not allowed; give a {spell(annotation)}, or leave the key out")
+            return self.problem(path, f"null is not allowed; give {spell(annotation)}, or leave the key out")
         if form.kind == "value" or (form.plain is not None and not isinstance(new, (dict, list))):
             return Leaf(new, annotation, self.origin)
         if isinstance(old, Leaf):  # null, or a plain value where a structure may stand
@@ -113,6 +114,11 @@ class Merger:
         if not merged and self.origin == COMMAND_LINE and isinstance(default, Mapping):
             merged = {key: from_value(form.inner, entry) for key, entry in default.items()}
         for key, entry in new.items():
+            if str(key) not in merged and _nameless(form.inner, entry):
+                there = f"Known: {', '.join(merged)}." if merged else "There is none yet."
+                hint = f"{did_you_mean(str(key), merged)} {there} To add one, name its class with class_path."
+                self.problem(join(path, key), f"there is no '{key}' here.{hint}")
+                continue
             tree = self.merge(form.inner, merged.get(str(key)), entry, join(path, key))
             if tree is not None:
                 merged[str(key)] = tree
@@ -128,23 +134,21 @@ class Merger:
         new = {"class_path": new} if isinstance(new, str) else new
         if not isinstance(new, dict):
             return self.problem(
-                path, f"expected a {base.__name__}, as 'Name' or {{class_path: Name, init_args: {{…}}}}, not {new!r}"
+                path, f"expected {base.__name__}, as 'Name' or {{class_path: Name, init_args: {{…}}}}, not {new!r}"
             )
-        inside, beside = (
-            new.get("init_args") or {},
-            {k: v for k, v in new.items() if k not in ("class_path", "init_args")},
-        )
+        inside = new.get("init_args") or {}
+        beside = {key: value for key, value in new.items() if key not in ("class_path", "init_args")}
         if not isinstance(inside, dict):
             return self.problem(join(path, "init_args"), f"expected the settings of the class, not {inside!r}")
         if self.origin == COMMAND_LINE:
             inside, beside = {**inside, **beside}, {}
-        node = old or fallback or (Node(base) if base in list(Registry(base)) else None)
+        node = old or fallback or (Node(base) if base in Registry(base) else None)
         if "class_path" in new:
             try:
                 cls = Registry(base).get(str(new["class_path"]))
             except ValueError as error:
                 return self.problem(path, str(error))
-            node = old if old is not None and old.cls is cls else Node(cls)
+            node = _turned(old, cls) if old is not None else Node(cls)
         for key in beside:
             self.problem(
                 join(path, key),
@@ -180,6 +184,20 @@ class Merger:
             if not meant:
                 meant = f" It has: {', '.join(settings(cls)) or 'none'}."
             self.problem(join(path, key), text + meant)
+
+
+def _turned(node: Node, cls: type) -> Node:
+    """The node as one of another class, with those of its settings that mean the same there."""
+    kept = shared(node.cls, cls) if cls is not node.cls else node.given
+    return Node(cls, {name: tree for name, tree in node.given.items() if name in kept})
+
+
+def _nameless(annotation: Any, content: Any) -> bool:
+    """Whether settings are given of a component that must be named, and is not."""
+    kind, base, _, _ = shape(annotation)
+    return (
+        kind == "component" and isinstance(content, dict) and "class_path" not in content and base not in Registry(base)
+    )
 
 
 def _read(text: str, *, plain: bool) -> Any:
@@ -246,7 +264,7 @@ class Builder:
         for name, setting in settings(node.cls).items():
             if setting.default is MISSING and name not in arguments:
                 self.problems.append(
-                    f"{join(path, name)}: {node.cls.__name__} needs this setting; give a {spell(setting.annotation)}"
+                    f"{join(path, name)}: {node.cls.__name__} needs this setting, of type {spell(setting.annotation)}"
                 )
         if len(self.problems) > before:
             return None

@@ -32,7 +32,8 @@ class Sequences:
     Attributes:
         ids: [B, S] int64 token ids, pads included.
         attention_mask: [B, S] bool, True on real tokens.
-        prompt_width: P ≥ 1; the response starts in this column. Offline batches use 1: every later token can be a target.
+        prompt_width: P ≥ 1; the response starts in this column. Offline batches use 1: every later token can be a
+            target.
         segments: [B, S] int64, one number per packed example, or None when a row holds one example. Tokens attend
             only within their segment, and positions restart at each.
     """
@@ -162,7 +163,7 @@ class Scored:
 
     Attributes:
         rewards: [B, T] reward of token t: the score on the last real token plus the KL penalty per token.
-        scores: [B] score of the whole response, after normalisation, clipping and the missing-end penalty.
+        scores: [B] score of the whole response, after normalisation and missing-end penalty, before clipping.
         values: [B, T] critic's value of the state *before* token t; None without a critic.
         bootstrap: [B] value after the last token where a response was cut, 0 where it ended; None without a critic.
         mask: [B, T] bool.
@@ -216,7 +217,7 @@ class Selectable:
     def select(self, rows: Tensor) -> Self:
         """The given rows with common padding removed from every field."""
         sequences = self.sequences.select(rows)
-        others = {
+        others: dict[str, Any] = {
             f.name: _select_columns(getattr(self, f.name), rows, sequences.response_width)
             for f in dataclasses.fields(self)
             if f.name != "sequences"

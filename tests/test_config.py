@@ -72,6 +72,14 @@ class ToyAlgorithm(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToyVariant(ToyAlgorithm):
+    """Another default for one setting, another setting."""
+
+    clip: float = 0.7
+    extra: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToySink(MetricSink):
     """A sink."""
 
@@ -101,6 +109,9 @@ stages:
       advantage: {class_path: GAE, init_args: {gamma: 0.9}}
       data: {sources: {reviews: {class_path: ToySource, init_args: {path: a.jsonl}}}}
 """
+
+
+REVIEWS = {"reviews": ToySource(path="a.jsonl")}
 
 
 @pytest.fixture
@@ -178,7 +189,6 @@ def test_later_files_change_only_what_they_name(make):
         ("--stages.one.advantage.lam 0.9", "advantage", GAE(gamma=0.9, lam=0.9)),
         ("--stages.one.advantage GroupNorm", "advantage", GroupNorm()),
         ("--stages.one.advantage GroupNorm --stages.one.advantage.scale batch", "advantage", GroupNorm(scale="batch")),
-        ("--stages.one.advantage {class_path:\u00a0GAE}", "advantage", None),
         ("--stages.one.kl null", "kl", None),
         ("--stages.one.kl.controller Adaptive", "kl", KL(estimator="k3", where="loss", controller=Adaptive())),
         ("--stages.one.entropy.coef 0.2", "entropy", Entropy(coef=0.2)),
@@ -189,16 +199,17 @@ def test_later_files_change_only_what_they_name(make):
         ("--stages.one.betas [0.5,0.6]", "betas", (0.5, 0.6)),
         ("--stages.one.penalty 2", "penalty", 2.0),
         ("--stages.one.penalty.a 2", "penalty", {"a": 2.0}),
-        ("--stages.one.data.max_tokens 9", "data", ToyData(sources={"reviews": ToySource(path="a.jsonl")}, max_tokens=9)),
-        ("--stages.one.data.weights.reviews 2", "data", ToyData(sources={"reviews": ToySource(path="a.jsonl")}, weights={"reviews": 2.0})),
+        ("--stages.one.data.max_tokens 9", "data", ToyData(sources=REVIEWS, max_tokens=9)),
+        ("--stages.one.data.weights.reviews 2", "data", ToyData(sources=REVIEWS, weights={"reviews": 2.0})),
     ],
-)  # fmt: skip
+)
 def test_overrides(one, words, name, value):
-    if "\u00a0" in words:
-        key, text = words.split(" ")
-        assert one(argv=[key, text.replace("\u00a0", " ")]).advantage == GAE(gamma=0.9)
-        return
     assert getattr(one(argv=words), name) == value
+
+
+def test_yaml_on_the_command_line(one):
+    text = "{class_path: Adaptive, init_args: {target: 3}}"
+    assert one(argv=["--stages.one.kl.controller", text]).kl.controller == Adaptive(target=3.0)
 
 
 def test_overrides_inside_a_dict_inside_a_group(one):
@@ -211,6 +222,14 @@ def test_another_class_drops_the_former_ones_settings_and_the_same_class_keeps_t
     text = BASE.replace("{gamma: 0.9}", "{gamma: 0.9, lam: 0.2}")
     assert one(text, argv="--stages.one.advantage Returns").advantage.gamma == 1.0
     assert one(text, argv="--stages.one.advantage GAE").advantage == GAE(gamma=0.9, lam=0.2)
+
+
+def test_a_variant_keeps_what_means_the_same_in_it(one):
+    words = "--stages.one.steps 3 --stages.one.class_path ToyVariant"
+    made = one(argv=words)  # clip is given as 0.1 in the file, and redefined by the variant
+    assert made == ToyVariant(advantage=GAE(gamma=0.9), data=ToyData(sources=REVIEWS), steps=3, clip=0.7)
+    back = one(argv=f"{words} --stages.one.extra 5 --stages.one.class_path ToyAlgorithm")
+    assert back == ToyAlgorithm(advantage=GAE(gamma=0.9), data=ToyData(sources=REVIEWS), steps=3)
 
 
 def test_lists_of_components(make):
@@ -238,8 +257,8 @@ def test_false_in_yaml_quoted_or_not_and_kept_in_the_dump(make, one):
 
 # case H2
 def test_maybe_is_no_bool_and_off_is_no_text(problems):
-    assert problems(argv="--stages.one.flag maybe") == ["command line: stages.one.flag: 'maybe' is not a bool."]
-    assert problems(BASE, stage("label: off")) == ["1.yaml: stages.one.label: False is not a str."]
+    assert problems(argv="--stages.one.flag maybe") == ["command line: stages.one.flag: 'maybe' is not of type bool."]
+    assert problems(BASE, stage("label: off")) == ["1.yaml: stages.one.label: False is not of type str."]
 
 
 # ---------------------------------------------------------------------------------------------------------- mistakes
@@ -266,30 +285,47 @@ def test_maybe_is_no_bool_and_off_is_no_text(problems):
             "stages.one.advantage.lam: the settings of a class belong under init_args; "
             "write {class_path: GAE, init_args: {lam: …}}",
         ),
-        ("advantage: [GAE]", "stages.one.advantage: expected a AdvantageEstimator"),
+        ("advantage: [GAE]", "stages.one.advantage: expected AdvantageEstimator"),
         ("advantage: {init_args: 3}", "stages.one.advantage.init_args: expected the settings of the class, not 3"),
-        ("clip: null", "stages.one.clip: null is not allowed; give a float"),
-        ("clip:", "stages.one.clip: null is not allowed; give a float"),
-        ("advantage: null", "stages.one.advantage: null is not allowed; give a AdvantageEstimator"),
-        ("clip: abc", "stages.one.clip: 'abc' is not a float."),
-        ("clip: true", "stages.one.clip: True is not a float."),
-        ("steps: 1.5", "stages.one.steps: 1.5 is not a int."),
-        ("mode: tokn", "stages.one.mode: 'tokn' is not a 'token' | 'sequence'. Did you mean token?"),
+        ("clip: null", "stages.one.clip: null is not allowed; give float"),
+        ("clip:", "stages.one.clip: null is not allowed; give float"),
+        ("advantage: null", "stages.one.advantage: null is not allowed; give AdvantageEstimator"),
+        ("clip: abc", "stages.one.clip: 'abc' is not of type float."),
+        ("clip: true", "stages.one.clip: True is not of type float."),
+        ("steps: 1.5", "stages.one.steps: 1.5 is not of type int."),
+        ("mode: tokn", "stages.one.mode: 'tokn' is not one of 'token' | 'sequence'. Did you mean token?"),
         ("kl: 3", "stages.one.kl: expected the settings of KL, not 3"),
         ("data: {sources: [ToySource]}", "stages.one.data.sources: expected named entries (name: Source)"),
-        ("data: {sources: {a: {init_args: {path: x}}}}", "stages.one.data.sources.a: names no Source; give class_path."),
+        ("data: {sources: {a: {init_args: {}}}}", "stages.one.data.sources.a: there is no 'a' here. Known: reviews."),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_a_file_are_told_with_place_and_remedy(problems, settings, message):
     told = problems(BASE, stage(settings))
     assert len(told) == 1
     assert told[0].startswith(f"1.yaml: {message}")
 
 
+def test_a_component_without_a_default_must_be_named(problems):
+    told = problems(BASE + "sinks: [{init_args: {color: red}}]")
+    assert len(told) == 1
+    assert told[0].startswith("0.yaml: sinks.0: names no MetricSink; give class_path. Known: ")
+
+
 def test_settings_that_must_be_given(problems):
-    assert problems("stages: {one: ToyAlgorithm}") == ["name: Experiment needs this setting; give a str"]
+    assert problems("stages: {one: ToyAlgorithm}") == ["name: Experiment needs this setting, of type str"]
     told = problems(BASE, stage("data: {sources: {more: ToySource}}"))
-    assert told == ["stages.one.data.sources.more.path: ToySource needs this setting; give a str"]
+    assert told == ["stages.one.data.sources.more.path: ToySource needs this setting, of type str"]
+
+
+def test_an_entry_that_is_not_there_cannot_be_changed(problems):
+    assert problems(argv="--stages.on.clip 1") == [
+        "command line: stages.on: there is no 'on' here. Did you mean one? Known: one. "
+        "To add one, name its class with class_path."
+    ]
+    told = problems("name: n\nstages: {one: {init_args: {clip: 1}}}")
+    assert told[0].startswith(
+        "0.yaml: stages.one: there is no 'one' here. There is none yet. To add one, name its class"
+    )
 
 
 def test_what_a_component_refuses_is_told_with_its_place(problems):
@@ -403,7 +439,15 @@ def test_text_stays_text(value):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-3", 0.001), ("1.5e3", 1500.0), (".5", 0.5), ("5.", 5.0), ("-2E5", -200000.0), (".inf", float("inf")), ("3", 3)],
+    [
+        ("1e-3", 0.001),
+        ("1.5e3", 1500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-2E5", -200000.0),
+        (".inf", float("inf")),
+        ("3", 3),
+    ],
 )
 def test_numbers_are_numbers(text, value):
     read = parse(text)

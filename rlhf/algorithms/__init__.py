@@ -1,0 +1,1 @@
+"""Algorithms, one a file, and their parts."""

@@ -17,7 +17,9 @@ M = TypeVar("M", bound=Selectable)
 
 def check_positive(**values: float | None) -> list[str]:
     """Problems of settings that must be at least 1 where they are given."""
-    return [f"{name}: is {value}; must be at least 1" for name, value in values.items() if value is not None and value < 1]
+    return [
+        f"{name}: is {value}; must be at least 1" for name, value in values.items() if value is not None and value < 1
+    ]
 
 
 def check_batch(batch_size: int, engine: Engine, *, name: str = "batch_size") -> list[str]:
@@ -27,8 +29,9 @@ def check_batch(batch_size: int, engine: Engine, *, name: str = "batch_size") ->
     if batch_size % unit == 0:
         return []
     return [
-        f"{name}: {batch_size} % {unit} = {batch_size % unit}, not 0: the batch must be cut into micro-batches of {micro} "
-        f"on each of {engine.world_size} processes; make {name} a multiple of {unit}, or change engine.micro_batch_size"
+        f"{name}: {batch_size} % {unit} = {batch_size % unit}, not 0: the batch must be cut into micro-batches of "
+        f"{micro} on each of {engine.world_size} processes; make {name} a multiple of {unit}, or change "
+        "engine.micro_batch_size"
     ]
 
 

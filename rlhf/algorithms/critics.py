@@ -46,7 +46,12 @@ class OwnTrunk(Critic):
 
         if self.path is None:
             return value_model_from(policy, self.head, seed=seed)
-        model, _ = load_value_model(self.path)
+        model, tokenizer = load_value_model(self.path)
+        if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+            raise ValueError(
+                f"critic.path: {self.path} reads another vocabulary than the policy writes; give a reward model "
+                "trained from the same starting model, or null"
+            )
         return model
 
 

@@ -23,7 +23,8 @@ class Clip(PolicyLoss):
         high: How far above 1.
         dual: Upper bound c > 1 of the loss's ratio for negative advantages; null leaves it unbounded.
         aggregation: "token": mean over all tokens of the step; "sequence": mean of each response's mean; "constant":
-            sum over the batch's slots, padding included (Dr. GRPO, arXiv:2503.20783).
+            sum over the tokens / (responses · longest allowed response), so that no length is favoured (Dr. GRPO,
+            arXiv:2503.20783).
     """
 
     low: float = 0.2

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlhf.algorithms.advantages import GAE
 from rlhf.algorithms.base import check_batch, check_positive
-from rlhf.algorithms.functional import kl as kl_functions
-from rlhf.algorithms.functional import losses
+from rlhf.algorithms.critics import OwnTrunk
+from rlhf.algorithms.functional import kl as kl_functions, losses
 from rlhf.algorithms.functional.rewards import shape_rewards
 from rlhf.algorithms.kl import KL
 from rlhf.algorithms.normalization import ScoreNormalization
@@ -34,7 +34,6 @@ from rlhf.interfaces import (
     Schedule,
     WeightAverage,
 )
-from rlhf.algorithms.critics import OwnTrunk
 from rlhf.types import Advantages, Batch, LossTerm, Outputs, Phase, Scored, Tally
 
 
@@ -143,6 +142,10 @@ class PPO(OnlineAlgorithm):
                     f"make batch_size a multiple of {name}"
                 )
         problems += check_batch(self.mini_batch_size, self.engine, name="mini_batch_size")
+        if self.mixture is not None and self.mixture.batch_size is not None:
+            problems += check_batch(self.mixture.batch_size, self.engine, name="mixture.batch_size")
+        if self.score_clip is not None and self.score_clip <= 0:
+            problems.append(f"score_clip: is {self.score_clip}; must be positive, or null for none")
         estimator = type(self.advantage).__name__
         if self.advantage.needs_critic and self.critic is None:
             problems.append(f"critic: is null, but {estimator} needs values; set a critic, or another advantage")
@@ -171,16 +174,10 @@ class PPO(OnlineAlgorithm):
     def rewards(
         self, scores: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, *, kl_coef: float
     ) -> Tensor:
-        in_reward = self.kl is not None and self.kl.where == "reward" and ref_logprobs is not None
-        return shape_rewards(
-            scores,
-            old_logprobs,
-            ref_logprobs if in_reward else old_logprobs,
-            mask,
-            kl_coef=kl_coef if in_reward else 0.0,
-            kl=self.kl.estimator if in_reward else "k1",
-            score_clip=self.score_clip,
-        )
+        if self.kl is None or self.kl.where == "loss" or ref_logprobs is None:
+            return shape_rewards(scores, old_logprobs, old_logprobs, mask, kl_coef=0.0, score_clip=self.score_clip)
+        estimator, clip = self.kl.estimator, self.score_clip
+        return shape_rewards(scores, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef, kl=estimator, score_clip=clip)
 
     def advantages(self, scored: Scored) -> Advantages:
         return self.advantage(scored)
@@ -229,6 +226,6 @@ class PPO(OnlineAlgorithm):
         policy = {
             "token": tokens,
             "sequence": float(batch.mask.any(1).sum()),
-            "constant": self.policy_loss.constant(batch),
+            "constant": float(len(batch) * self.sampling.max_new_tokens),
         }[self.policy_loss.aggregation]
         return {"policy": policy, "value": tokens, "kl": tokens, "entropy": tokens}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from rlhf.algorithms.base import Offline
 from rlhf.algorithms.functional import losses
 from rlhf.data.collate import collate_comparisons
-from rlhf.interfaces import LanguageModel, LiveEngine, Policy, ValueHead
+from rlhf.interfaces import LiveEngine, Policy, ValueHead
 from rlhf.models.heads import Linear
 from rlhf.types import Comparisons, Form, LossTerm, Outputs, Phase, Tally
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rlhf.models.modules import ValueModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,11 @@ class RewardModelling(Offline[Comparisons]):
     label_smoothing: float = 0.0
     normalize: bool = True
 
-    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase]:
         from rlhf.models.storage import value_model_from
 
         language_model = self.model.build(corpus, seed=seed)
-        return LanguageModel(value_model_from(language_model, self.head, seed=seed), language_model.tokenizer)
+        return value_model_from(language_model, self.head, seed=seed), language_model.tokenizer
 
     def collate(self, examples: Sequence[Any], *, pad_id: int) -> Comparisons:
         return collate_comparisons(examples, pad_id=pad_id)
@@ -84,10 +86,12 @@ class RewardModelling(Offline[Comparisons]):
         mean, std = float(values.mean()), float(values.std())
         if not std > 0:
             raise ValueError(f"the reward model gives every held-out response the score {mean}; it has learned nothing")
-        engine.model.set_normalisation(mean, std)
+        cast("ValueModel", engine.model).set_normalisation(mean, std)
         return {"normalisation/mean": mean, "normalisation/std": std}
 
-    def save(self, directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor]) -> None:
+    def save(
+        self, directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor]
+    ) -> None:
         from rlhf.models.storage import save_value_model
 
-        save_value_model(directory, model, tokenizer, self.head, state)
+        save_value_model(directory, cast("ValueModel", model), tokenizer, self.head, state)

@@ -43,7 +43,7 @@ class LinearDecay(Schedule):
 
     Args:
         warmup: Steps over which the rate rises from 0.
-        floor: Factor reached at the last step.
+        floor: Factor reached when the last step is done.
     """
 
     warmup: int = 0
@@ -64,7 +64,7 @@ class CosineDecay(Schedule):
 
     Args:
         warmup: Steps over which the rate rises from 0.
-        floor: Factor reached at the last step.
+        floor: Factor reached when the last step is done.
     """
 
     warmup: int = 0

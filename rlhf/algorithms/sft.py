@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from rlhf.algorithms.base import Offline
 from rlhf.data.collate import collate_labelled, collate_packed, pack
-from rlhf.interfaces import LanguageModel, Policy
+from rlhf.interfaces import Policy
 from rlhf.types import Form, Labelled, LossTerm, Outputs, Phase, Tally
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rlhf.models.modules import PolicyModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +41,11 @@ class SFT(Offline[Labelled]):
     train_on_prompt: bool = False
     packing: bool = False
 
-    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase]:
         from rlhf.models.modules import PolicyModel
 
         model = self.policy.build(corpus, seed=seed)
-        return LanguageModel(PolicyModel(model.module), model.tokenizer)
+        return PolicyModel(model.module), model.tokenizer
 
     def collate(self, examples: Sequence[Any], *, pad_id: int) -> Labelled:
         if self.packing:
@@ -60,7 +62,9 @@ class SFT(Offline[Labelled]):
     def denominators(self, batch: Labelled) -> dict[str, float]:
         return {"sft": float(batch.mask.sum())}
 
-    def save(self, directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor]) -> None:
+    def save(
+        self, directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor]
+    ) -> None:
         from rlhf.models.storage import save_language_model
 
-        save_language_model(directory, model, tokenizer, state)
+        save_language_model(directory, cast("PolicyModel", model), tokenizer, state)

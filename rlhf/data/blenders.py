@@ -108,7 +108,8 @@ class Weighted(Blender):
         total, length = math.fsum(self.weights.values()), self.length or sum(sizes.values())
         exact = {name: length * self.weights[name] / total for name in sizes}
         quotas = {name: math.floor(share) for name, share in exact.items()}
-        for name in sorted(sizes, key=lambda name: quotas[name] - exact[name])[: length - sum(quotas.values())]:
+        left = length - sum(quotas.values())  # rounded, so that equal remainders go by config order, not by float noise
+        for name in sorted(sizes, key=lambda name: round(quotas[name] - exact[name], 9))[:left]:
             quotas[name] += 1
         for name, quota in quotas.items():
             if quota and not sizes[name]:

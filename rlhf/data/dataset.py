@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -38,7 +38,7 @@ class Prepared:
 
     Attributes:
         train: What is learned from.
-        heldout: What is evaluated on: other prompts.
+        heldout: What is evaluated on: other prompts, or the evaluation's own sources.
         drops: Examples dropped from both, by ``"source/reason"``; reasons in ``rlhf.data.encoding`` and ``forms``.
         notes: Examples kept but cut or empty, by ``"source/reason"``.
     """
@@ -56,8 +56,9 @@ class Prepared:
     def describe(self) -> list[str]:
         """A line per source for the log, and one where nothing is held out."""
         lines = []
-        for name, size in self.train.sizes.items():
-            line = f"{name}: {size} for training, {self.heldout.sizes[name]} held out"
+        trained, held = self.train.sizes, self.heldout.sizes
+        for name in dict.fromkeys([*trained, *held]):
+            line = f"{name}: {trained.get(name, 0)} for training, {held.get(name, 0)} held out"
             for verb, counts in (("dropped", self.drops), ("kept but cut or empty", self.notes)):
                 own = [(key.removeprefix(f"{name}/"), n) for key, n in counts.items() if key.rpartition("/")[0] == name]
                 if own:
@@ -81,6 +82,7 @@ class Data:
         phase: Whose share this is; None takes the algorithm's own.
         eval_fraction: Share of the distinct prompts that is held out for evaluation.
         eval_rows: Instead of a share: hold out whole prompts until there are at least this many rows of them.
+        eval_sources: Evaluate on all rows of these sources, such as a test file, and hold out none of ``sources``.
         max_tokens: Most tokens of prompt and response together. A longer response is cut (and has no end token then),
             a longer text is cut into pieces.
         max_prompt_tokens: Most tokens of a prompt; None lets it fill ``max_tokens`` but for one token of the response.
@@ -95,6 +97,7 @@ class Data:
     phase: Phase | None = None
     eval_fraction: float = 0.05
     eval_rows: int | None = None
+    eval_sources: dict[str, Source] = field(default_factory=dict)
     max_tokens: int = 512
     max_prompt_tokens: int | None = None
     long_prompts: LongPrompts = "drop"
@@ -110,6 +113,8 @@ class Data:
             raise ValueError(f"eval_fraction: {self.eval_fraction}; must be at least 0 and below 1")
         if self.eval_rows is not None and self.eval_rows < 0:
             raise ValueError(f"eval_rows: {self.eval_rows}; must not be negative")
+        if self.eval_rows and self.eval_sources:
+            raise ValueError(f"eval_rows: {self.eval_rows}, but eval_sources are evaluated on whole; leave one out")
         if self.max_tokens < 3:
             raise ValueError(f"max_tokens: {self.max_tokens}; must be at least 3")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
@@ -122,8 +127,9 @@ class Data:
             respond = self.template.response_text
             shape = {"prompt": self.template.prompt_text, **dict.fromkeys(forms.RESPONSES, respond)}
         for part in self._parts(phase).values():
-            for name in (name for name in part.dataset.column_names if name in forms.TEXTS and part.train):
-                for value in part.dataset[name][part.train]:
+            rows = part.dataset.select(part.train)
+            for name in (name for name in rows.column_names if name in forms.TEXTS):
+                for value in rows[name][:]:
                     for text in value if isinstance(value, list) else [value]:
                         if isinstance(text, str):
                             yield shape[name](text) if name in shape else text
@@ -143,33 +149,43 @@ class Data:
         heldout: dict[str, list[Example]] = {}
         drops: Counter[str] = Counter()
         notes: Counter[str] = Counter()
-        for name, part in self._parts(phase).items():
-            encoder = Encoder(
-                self.template,
-                tokenizer,
-                form=form,
-                source=name,
-                max_tokens=self.max_tokens,
-                max_prompt_tokens=self.max_prompt_tokens,
-                long_prompts=self.long_prompts,
-            )
-            train[name], heldout[name] = (
-                [
-                    e
-                    for row in forms.records(part.dataset, rows, form, encoder.drops, f"sources.{name}")
-                    for e in encoder(row)
-                ]
-                for rows in (part.train, part.heldout)
-            )
-            if not train[name]:
+
+        def examples(name: str, where: str, dataset: datasets.Dataset, *parts: Sequence[int]) -> list[list[Example]]:
+            """The examples of several parts of a source; the first must not be empty."""
+            encoder = self._encoder(name, tokenizer, form)
+            made = [
+                [e for row in forms.records(dataset, rows, form, encoder.drops, where) for e in encoder(row)]
+                for rows in parts
+            ]
+            if not made[0]:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in encoder.drops.items()) or "it gets none"
                 raise ValueError(
-                    f"sources.{name}: of its {len(part.train)} training rows none is left ({reasons}); "
-                    "see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
+                    f"{where}: of its {len(parts[0])} {'rows' if len(parts) == 1 else 'training rows'} none is left "
+                    f"({reasons}); see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
                 )
             drops.update({f"{name}/{reason}": count for reason, count in encoder.drops.items()})
             notes.update({f"{name}/{reason}": count for reason, count in encoder.notes.items()})
+            return made
+
+        for name, part in self._parts(phase).items():
+            train[name], held = examples(name, f"sources.{name}", part.dataset, part.train, part.heldout)
+            if not self.eval_sources:
+                heldout[name] = held
+        for name, source in self.eval_sources.items():
+            dataset = source.load()
+            (heldout[name],) = examples(name, f"eval_sources.{name}", dataset, range(len(dataset)))
         return Prepared(Examples(train), Examples(heldout), dict(drops), dict(notes))
+
+    def _encoder(self, source: str, tokenizer: PreTrainedTokenizerBase, form: Form) -> Encoder:
+        return Encoder(
+            self.template,
+            tokenizer,
+            form=form,
+            source=source,
+            max_tokens=self.max_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
+            long_prompts=self.long_prompts,
+        )
 
     def _parts(self, phase: Phase) -> dict[str, _Part]:
         """The phase's rows of every source.
@@ -187,7 +203,8 @@ class Data:
             rows[name] = np.flatnonzero(mine)
             keys[name] = np.array(texts, dtype=object)[rows[name]]
         everything = [text for texts in keys.values() for text in texts]
-        held = split.holdout(everything, fraction=self.eval_fraction, rows=self.eval_rows)
+        rows_held = 0 if self.eval_sources else self.eval_rows
+        held = split.holdout(everything, fraction=self.eval_fraction, rows=rows_held)
         ends = np.cumsum([len(texts) for texts in keys.values()])[:-1]
         return {
             name: _Part(dataset, rows[name][~mask].tolist(), rows[name][mask].tolist())

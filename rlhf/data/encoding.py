@@ -3,7 +3,7 @@
 What is dropped (``drops``, in examples: a row with scored responses is as many as it has pairs):
 
 * ``long_prompt`` — longer than the limit, or no room for a response token behind it
-* ``empty_prompt`` — no token at all, so nothing to answer
+* ``empty_prompt`` — no token at all, so nothing to answer (a comparison is then one of whole texts, and kept)
 * ``identical_pair``, ``identical_after_truncation`` — chosen and rejected are the same: a constant in the loss
 * ``empty_text`` — no token to be learned
 
@@ -128,7 +128,8 @@ class Encoder:
         if self._response_ids(record.responses[0]) == self._response_ids(record.responses[1]):
             self.drops["identical_pair"] += 1
             return []
-        ids = self._prompt(record.prompt)
+        whole = record.prompt == ""  # two whole texts are compared, there is nothing to answer
+        ids = self._prompt_ids("") if whole else self._prompt(record.prompt)
         if ids is None:
             return []
         room = self._max_tokens - len(ids)

@@ -1,8 +1,8 @@
 """A small world of product reviews whose true reward is known: no download, no labeller, learnable in minutes on a CPU.
 
 A prompt names a product and two or three aspects; a response reviews them in short sentences written by a grammar.
-`gold_reward` reads off any text whatever how good a review of *that* prompt it is, so that over-optimisation of a learnt
-reward can be measured instead of guessed. Annotators are simulated: they prefer the better response with
+`gold_reward` reads off any text whatever how good a review of *that* prompt it is, so that over-optimisation of a
+learnt reward can be measured instead of guessed. Annotators are simulated: they prefer the better response with
 Bradley–Terry noise.
 
 Every generator is a pure function of its arguments: equal seeds give equal rows, different functions or seeds give
@@ -43,10 +43,12 @@ OPINIONS += [sentence.replace("{opinion}.", "{opinion} {detail}.") for sentence 
 CLOSINGS = ["I would buy it again.", "I would not buy it again.", "Anyone can use it.", "That is all I can say.",
             "My {person} wants one too.", "It goes back to the shop."]  # fmt: skip
 ARTICLES = ["Every {product} needs some {aspect}.", "Most people ask about the {aspect} first.",
-            "One {person} of mine knows each {product} in the shop.", "Some say the {aspect} matters most in a {product}.",
+            "One {person} of mine knows each {product} in the shop.",
+            "Some say the {aspect} matters most in a {product}.",
             "Last year the {product} changed a lot."]  # fmt: skip
 REQUESTS = ["Review the {product}: {aspects}.", "Please review this {product}. Cover the {aspects}.",
-            "What do you think of the {product}, its {aspects}?", "Tell me about the {aspects} of your {product}."]  # fmt: skip
+            "What do you think of the {product}, its {aspects}?",
+            "Tell me about the {aspects} of your {product}."]  # fmt: skip
 
 SLOTS = {"product": PRODUCTS, "aspect": ASPECTS, "opinion": GOOD + FAIR + BAD, "degree": DEGREES, "person": PEOPLE,
          "time": TIMES, "detail": DETAILS}  # fmt: skip
@@ -65,7 +67,7 @@ def _tags(text: str) -> list[str]:
 
 
 def _legal() -> Iterator[tuple[str, str]]:
-    """Pairs of neighbours that the grammar can write."""
+    """Pairs of neighbouring tags that the grammar can write."""
     for template in OPENINGS + OPINIONS + CLOSINGS:
         phrases = itertools.zip_longest(*SLOTS.values())
         for row in phrases:
@@ -127,7 +129,7 @@ def gold_reward(prompts: Sequence[str], responses: Sequence[str]) -> list[float]
 
     * v(a) = 0 if the response does not mention a; else, in the first sentence that does, (w + s + ½d) / k: w is 2 if
       the sentence holds an opinion and 1 if not, s the mean polarity of its opinions (−1, 0 or 1 each), d whether it
-      holds a detail ("on long trips"), k the number of aspects in it. Praise of what was not asked for is worth nothing.
+      holds a detail ("on long trips"), k the number of aspects in it. Praise of anything else is worth nothing.
     * strays: distinct aspects and products in the response that the prompt does not name.
     * fluency: share of neighbouring tokens, sentence starts included, that the grammar can write next to each other.
     * repetition: share of aspect and opinion words that were said before in the response.
@@ -193,11 +195,10 @@ def _others(rng: random.Random, aspects: Sequence[str], n: int) -> list[str]:
 
 
 def _demonstration(rng: random.Random, task: _Task) -> list[str]:
-    """A decent review: an aspect is forgotten or a stray one added now and then; tone and detail vary with the writer."""
+    """A decent review: now and then an aspect is forgotten or a stray one added; tone and detail vary by writer."""
     aspects = [aspect for aspect in task.aspects if rng.random() < 0.85]
     if rng.random() < 0.2:
-        aspects += _others(rng, task.aspects, 1)
-    rng.shuffle(aspects)
+        aspects.insert(rng.randint(0, len(aspects)), *_others(rng, task.aspects, 1))
     product = task.product if rng.random() < 0.9 else rng.choice(PRODUCTS)
     return _write(rng, product, aspects, tone=rng.betavariate(1.5, 1.5), detail=0.6 * rng.random())
 
@@ -229,7 +230,7 @@ def _candidate(rng: random.Random, task: _Task) -> str:
     if kind < 0.4:
         return " ".join(_demonstration(rng, task))
     if kind < 0.55:  # as good as can be
-        return " ".join(_write(rng, task.product, rng.sample(task.aspects, len(task.aspects)), tone=0.9, detail=0.7))
+        return " ".join(_write(rng, task.product, task.aspects, tone=0.9, detail=0.7))
     if kind < 0.8:  # astray: too much about too few aspects, or about something else
         aspects = rng.sample(task.aspects, rng.randint(kind < 0.7, len(task.aspects)))
         aspects += (
@@ -239,15 +240,17 @@ def _candidate(rng: random.Random, task: _Task) -> str:
     return _break(rng, _demonstration(rng, task) or ["It."])
 
 
-def _fit_pair(rng: random.Random, task: _Task) -> tuple[str, str]:
-    """A fitting review, and the same text with some aspects swapped for others that nobody asked for or already there."""
-    aspects = rng.sample(task.aspects, len(task.aspects))
-    chosen = " ".join(_write(rng, task.product, aspects, tone=rng.random(), detail=rng.random()))
-    if rng.random() < 0.4:
-        swaps = dict([rng.sample(aspects, 2)])
+def _fit_pair(rng: random.Random, task: _Task, *, doubled: float = 0.0) -> tuple[str, str]:
+    """A fitting review, and the same text with some aspects swapped for others that nobody asked for.
+
+    With probability `doubled` one aspect gives way to another that is there already instead.
+    """
+    chosen = " ".join(_write(rng, task.product, task.aspects, tone=rng.random(), detail=rng.random()))
+    if rng.random() < doubled:
+        swaps = dict([rng.sample(task.aspects, 2)])
     else:
-        swapped = rng.sample(aspects, rng.randint(1, len(aspects)))
-        swaps = dict(zip(swapped, _others(rng, aspects, len(swapped)), strict=True))
+        swapped = rng.sample(task.aspects, rng.randint(1, len(task.aspects)))
+        swaps = dict(zip(swapped, _others(rng, task.aspects, len(swapped)), strict=True))
     return chosen, re.sub(r"\w+", lambda word: swaps.get(word[0], word[0]), chosen)
 
 
@@ -284,7 +287,7 @@ def texts(n: int, *, seed: int, held_out: bool = False) -> Iterator[dict[str, st
 
 
 def comparisons(
-    n: int, *, seed: int, fit_fraction: float = 0.4, temperature: float = 0.5, held_out: bool = False
+    n: int, *, seed: int, fit_fraction: float = 0.3, temperature: float = 0.6, held_out: bool = False
 ) -> Iterator[dict[str, str]]:
     """Rows ``{"prompt", "chosen", "rejected"}``: P(chosen = a) = sigmoid((gold(a) − gold(b)) / temperature).
 
@@ -298,7 +301,7 @@ def comparisons(
     """
     for rng, task in _tasks(n, "comparisons", seed, held_out):
         fit = rng.random() < fit_fraction
-        a, b = _fit_pair(rng, task) if fit else (_candidate(rng, task), _candidate(rng, task))
+        a, b = _fit_pair(rng, task, doubled=0.3) if fit else (_candidate(rng, task), _candidate(rng, task))
         gold_a, gold_b = gold_reward([task.prompt] * 2, [a, b])
         if rng.random() > 1 / (1 + exp((gold_b - gold_a) / temperature)):
             a, b = b, a
@@ -329,15 +332,13 @@ def scored(
 
 
 def noise_ceiling(
-    n: int, *, seed: int, fit_fraction: float = 0.4, temperature: float = 0.5, held_out: bool = False
+    n: int, *, seed: int, fit_fraction: float = 0.3, temperature: float = 0.6, held_out: bool = False
 ) -> float:
     """Accuracy on `comparisons` of a judge that knows the gold reward: what no reward model can beat but by chance."""
     rows = list(comparisons(n, seed=seed, fit_fraction=fit_fraction, temperature=temperature, held_out=held_out))
     asked = [row["prompt"] for row in rows]
-    gold = zip(
-        gold_reward(asked, [row["chosen"] for row in rows]), gold_reward(asked, [row["rejected"] for row in rows])
-    )
-    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in gold) / n
+    chosen, rejected = (gold_reward(asked, [row[key] for row in rows]) for key in ("chosen", "rejected"))
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(chosen, rejected, strict=True)) / n
 
 
 def best_constant_response(asked: Sequence[str], *, seed: int, candidates: int = 200) -> tuple[str, float]:
@@ -367,7 +368,7 @@ def best_constant_response(asked: Sequence[str], *, seed: int, candidates: int =
         improved = False
         for sentence in rng.sample(pool, min(len(pool), candidates)):
             variants = [best[:i] + new + best[i + 1 :] for i in range(len(best)) for new in ([], [sentence])]
-            top = max(variants + [[*best, sentence], [sentence, *best]], key=worth)
+            top = max([*variants, [*best, sentence], [sentence, *best]], key=worth)
             if worth(top) > gold + 1e-9:
                 best, gold, improved = top, worth(top), True
     return " ".join(best), gold

@@ -1,0 +1,1 @@
+"""Where and how models run: training, sampling, checkpoints."""

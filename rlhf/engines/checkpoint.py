@@ -41,7 +41,7 @@ def publish(temporary: Path, target: Path) -> None:
         if path.is_file():
             _sync(path)
     _sync(temporary)
-    former = target.with_name(target.name + ".former")
+    former = target.with_name(f".{target.name}.former")  # hidden: what a crash leaves is no checkpoint
     shutil.rmtree(former, ignore_errors=True)
     if target.exists():
         target.rename(former)
@@ -70,12 +70,10 @@ class Checkpoints:
         pointer.write_text(target.name, encoding="utf-8")
         _sync(pointer)
         pointer.replace(self.directory / "latest")
-        for old in self._complete()[: -self.keep]:
-            shutil.rmtree(old)
+        complete = {int(path.name.removeprefix("step_")): path for path in self.directory.glob("step_*")}
+        for old in sorted(number for number in complete if number <= step)[: -self.keep]:
+            shutil.rmtree(complete[old])
         return target
-
-    def _complete(self) -> list[Path]:
-        return sorted(self.directory.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
 
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint's state, or None where there is none."""

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlhf.engines.inference.sampling import Sampling
+    from rlhf.models.modules import PolicyModel
 
 M = TypeVar("M", bound=Selectable)
 
@@ -135,14 +136,14 @@ class LocalEngine(LiveEngine):
         from rlhf.models.tokenizer import pad_id
 
         return sample(
-            self.model.lm,
+            cast("PolicyModel", self.model).lm,
             prompts,
             sampling,
             seed=seed,
             counters=torch.as_tensor(counters, dtype=torch.int64),
             stop_ids=stop_ids,
             pad_id=pad_id(tokenizer),
-            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+            decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
         )
 
     def master(self) -> list[Tensor]:
@@ -184,7 +185,8 @@ class Local(Engine):
     """Plain torch in one process, on the CPU.
 
     Args:
-        micro_batch_size: Rows a training pass takes at once; null for up to 64. Changes speed and memory, never results.
+        micro_batch_size: Rows a training pass takes at once; null for up to 64. Changes speed and memory, never
+            results.
     """
 
     micro_batch_size: int | None = None

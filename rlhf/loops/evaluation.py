@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from rlhf.algorithms.functional import kl as kl_functions
+from rlhf.algorithms.normalization import per_response
 from rlhf.data.collate import collate_prompts
 from rlhf.loops.rollout_files import rollout_rows, write_rows
 from rlhf.types import Rollout, Tally
@@ -42,7 +41,8 @@ class Evaluator:
         examples = trainer.data.heldout
         if settings.every and not len(examples):
             raise ValueError(
-                "evaluation.every is set, but data holds out no prompt; raise data.eval_fraction, or set evaluation.every 0"
+                f"evaluation.every: {settings.every}, but data holds out no prompt; raise data.eval_fraction, or set "
+                "evaluation.every to 0"
             )
         count = min(settings.prompts, len(examples)) if settings.every else 0
         rows = list(examples)[:count]
@@ -74,35 +74,24 @@ class Evaluator:
         trainer = self.trainer
         assert self.prompts is not None
         sampling = self.settings.sampling or trainer.algorithm.sampling
-        rollout = trainer.policy.generate(
-            self.prompts,
-            sampling,
-            trainer.tokenizer,
-            seed=trainer.context.seed_for("evaluation"),
-            counters=range(len(self.prompts)),
-            stop_ids=trainer.stop_ids,
-        )
+        rollout = trainer.sample(self.prompts, seed=trainer.context.seed_for("evaluation"), sampling=sampling)
         scores = {"score": trainer.scorer(rollout).total}
         scores |= {f"{name}_score": judge(rollout).total for name, judge in self.judges.items()}
         tally, rows = Tally(), rollout_rows(rollout)
         figures = {}
         for name, values in scores.items():
-            total = values if values.ndim == 1 else values.masked_fill(~rollout.mask, 0.0).sum(1)
+            total = per_response(values, rollout.mask)
             tally.mean(name, total)
             figures[f"{name}_std"] = float(total.double().std()) if len(total) > 1 else 0.0
             for row, value in zip(rows, total.tolist(), strict=True):
                 row[name] = value
         if trainer.reference is not None:
-            tally.mean("kl", self._sequence_kl(rollout))
+            policy, reference = (
+                trainer.infer(engine, rollout, ("logprobs",), temperature=sampling.temperature)["logprobs"]
+                for engine in (trainer.policy, trainer.reference)
+            )
+            tally.mean("kl", kl_functions.k1(policy, reference, mask=rollout.mask).sum(1))
         tally.mean("length", rollout.mask.sum(1))
         tally.mean("truncated_fraction", ~rollout.ended)
         figures["distinct_2"] = distinct(response_ids(rollout), 2)
         return {**tally.compute(), **figures}, rows
-
-    def _sequence_kl(self, rollout: Rollout) -> Tensor:
-        """[B] k1 estimate of KL(policy ‖ reference) of each response, in nats."""
-        trainer = self.trainer
-        assert trainer.reference is not None
-        policy, _ = trainer.logprobs(trainer.policy, rollout)
-        reference, _ = trainer.logprobs(trainer.reference, rollout)
-        return kl_functions.k1(policy, reference, mask=rollout.mask).sum(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from rlhf.algorithms.base import Offline
 from rlhf.data.stream import Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
-from rlhf.metrics import MetricsFile
+from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.tokenizer import pad_id
 from rlhf.progress import StageProgress, brief
 from rlhf.types import Selectable, Tally
@@ -38,7 +39,7 @@ class OfflineTrainer(Generic[M]):
         self.data = algorithm.data.prepare(self.tokenizer, form=algorithm.form, phase=phase)
         self.stream = Stream(self.data.train, algorithm.data.blender, seed=context.seed_for("order"))
         self.total_steps = algorithm.steps or self.stream.total_steps(algorithm.epochs, algorithm.batch_size)
-        self.draws_left = None if algorithm.steps else math.ceil(algorithm.epochs * self.stream.epoch_length)
+        self.draws_left = None if algorithm.steps else self.stream.total_steps(algorithm.epochs, 1)
         self.engine = algorithm.engine.build(
             self.model,
             optimizer=algorithm.optimizer,
@@ -117,22 +118,22 @@ class OfflineTrainer(Generic[M]):
 
     def fit(self) -> dict[str, float]:
         """Runs the stage, from its newest checkpoint if it has one, and saves the model. The last figures."""
-        metrics = MetricsFile(self.context.directory, self.context.sinks)
         state = self.checkpoints.load()
-        if state is None:
-            metrics.rewind(0)
-        else:
+        if state is not None:
             self.load_state_dict(state)
-            metrics.rewind(state["metrics"])
         last: dict[str, float] = {}
-        with StageProgress(self.context.name, self.total_steps, console=self.context.console) as progress:
+        with (
+            closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
+            StageProgress(self.context.name, self.total_steps, console=self.context.console) as progress,
+        ):
+            metrics.rewind(0 if state is None else state["metrics"])
             for line in self.data.describe():
                 progress.say(f"{self.context.name}: {line}")
             if state is not None:
                 progress.say(f"{self.context.name}: continues from step {self.engine.steps}")
             while self.engine.steps < self.total_steps:
                 figures = self.train_step(self.next_batch())
-                figures["data/rows_dropped"] = self.data.rows_dropped
+                figures |= {"data/rows_dropped": self.data.rows_dropped, "memory/peak_gb": peak_memory_gb()}
                 metrics.write(figures)
                 last |= figures
                 if self._due(self.algorithm.eval_every):
@@ -146,7 +147,6 @@ class OfflineTrainer(Generic[M]):
                 metrics.write({"step": self.engine.steps, **conclusion})
             progress.update(self.engine.steps, brief(last, SHOWN))
             self.save()
-        metrics.close()
         return last
 
     def _due(self, every: int) -> bool:
@@ -157,5 +157,3 @@ class OfflineTrainer(Generic[M]):
         if figures:
             metrics.write({"step": self.engine.steps, **figures})
         return figures
-
-

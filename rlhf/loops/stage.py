@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import resource
 import time
-from typing import Any
-
-import torch
+from contextlib import closing
+from typing import Any, cast
 
 from rlhf.algorithms.ppo import PPO
-from rlhf.data.collate import collate_prompts
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
 from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
-from rlhf.metrics import MetricsFile
+from rlhf.metrics import MetricsFile, peak_memory_gb
+from rlhf.models.modules import PolicyModel
 from rlhf.models.storage import save_language_model
 from rlhf.progress import StageProgress, brief
 from rlhf.types import Experience
@@ -32,27 +30,23 @@ class OnlineStage:
         self.evaluator = Evaluator(self.trainer)
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
         self.rollouts = context.directory / "rollouts"
+        self.saving = 0.0  # seconds spent on the latest checkpoint, told with the next line
 
     def fit(self) -> dict[str, float]:
         """All iterations, then the export. Returns the last figures."""
-        trainer, name = self.trainer, self.context.name
+        trainer = self.trainer
         state = self.checkpoints.load()
-        metrics = MetricsFile(self.context.directory, self.context.sinks)
         if state is not None:
             trainer.load_state_dict(state["trainer"])
             restore_rng(state["rng"])
-        metrics.rewind(0 if state is None else state["metrics"])
         last: dict[str, float] = {}
-        with StageProgress(name, self.algorithm.iterations, console=self.context.console) as progress:
-            for line in trainer.data.describe():
-                progress.say(f"{name}: {line}")
-            if trainer.algorithm.critic is not None and trainer.algorithm.used_critic is None:
-                estimator = type(trainer.algorithm.advantage).__name__
-                progress.say(f"{name}: {estimator} reads no values, so the critic is not built")
-            if state is not None:
-                progress.say(f"{name}: continues from iteration {trainer.iteration}")
-            else:
-                self._measure_scores()
+        with (
+            closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
+            StageProgress(self.context.name, self.algorithm.iterations, console=self.context.console) as progress,
+        ):
+            metrics.rewind(0 if state is None else state["metrics"])
+            self._announce(progress)
+            if state is None:
                 last |= self._evaluate(metrics)
             while trainer.iteration < self.algorithm.iterations:
                 last |= self._iterate(metrics)
@@ -62,20 +56,16 @@ class OnlineStage:
                 if every and trainer.iteration % every == 0 and trainer.iteration < self.algorithm.iterations:
                     self._save_checkpoint(metrics)
             self.save()
-        metrics.close()
         return last
 
-    def _measure_scores(self) -> None:
-        """Mean and deviation of the starting policy's scores, where the settings ask for them."""
-        trainer, settings = self.trainer, self.algorithm.score_normalization
-        if settings is None or trainer.normalization is None:
-            return
-        examples = list(trainer.data.train)
-        rows = [examples[row % len(examples)] for row in range(settings.samples)]
-        seed = self.context.seed_for("normalization")
-        rollout = trainer.sample(collate_prompts(rows), seed=seed, first_counter=0)
-        scores = trainer.scorer(rollout).total
-        trainer.normalization.set(scores if scores.ndim == 1 else scores.masked_fill(~rollout.mask, 0.0).sum(1))
+    def _announce(self, progress: StageProgress) -> None:
+        name, settings = self.context.name, self.algorithm
+        for line in self.trainer.data.describe():
+            progress.say(f"{name}: {line}")
+        if settings.critic is not None and settings.used_critic is None:
+            progress.say(f"{name}: {type(settings.advantage).__name__} reads no values, so the critic is not built")
+        if self.trainer.iteration:
+            progress.say(f"{name}: continues from iteration {self.trainer.iteration}")
 
     def _iterate(self, metrics: MetricsFile) -> dict[str, float]:
         trainer = self.trainer
@@ -85,7 +75,8 @@ class OnlineStage:
         figures = trainer.train_rlhf(experience, steps.append)
         seconds = time.perf_counter() - start
         figures["throughput/samples_per_s"] = len(experience.batch) / seconds
-        figures["memory/peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        figures["memory/peak_gb"] = peak_memory_gb()
+        figures["time/save"] = self.saving
         figures["data/rows_dropped"] = trainer.data.rows_dropped
         for step in steps[:-1]:
             metrics.write(step)
@@ -111,14 +102,15 @@ class OnlineStage:
             "rng": rng_state(),
             "metrics": metrics.position(),
         }
+        start = time.perf_counter()
         self.checkpoints.save(self.trainer.steps, state)
+        self.saving = time.perf_counter() - start
 
     def save(self) -> None:
         """Writes ``model/``, and ``ema/`` where the weights are averaged."""
         trainer, directory = self.trainer, self.context.directory
-        with torch.no_grad():
-            save_language_model(directory / "model", trainer.policy.model, trainer.tokenizer, trainer.policy.full_state())
-            if trainer.average is not None:
-                with trainer.policy.substituted(trainer.average.shards):
-                    state = trainer.policy.full_state()
-                    save_language_model(directory / "ema", trainer.policy.model, trainer.tokenizer, state)
+        model = cast(PolicyModel, trainer.policy.model)
+        save_language_model(directory / "model", model, trainer.tokenizer, trainer.policy.full_state())
+        if trainer.average is not None:
+            with trainer.policy.substituted(trainer.average.shards):
+                save_language_model(directory / "ema", model, trainer.tokenizer, trainer.policy.full_state())

@@ -46,8 +46,7 @@ def save_language_model(
         module: The model; its weights are not read where ``state`` is given.
         tokenizer: Saved beside the model.
         state: Complete state dict of ``module``, such as an average's; tied weights may be there once or twice.
-        generation: Settings of the ``GenerationConfig`` by its own names, ``top_p`` or ``eos_token_id``. Temperature 0 is
-            greedy.
+        generation: Settings of the ``GenerationConfig`` by its own names, such as ``top_p``. Temperature 0 is greedy.
 
     Raises:
         ValueError: a weight is missing from ``state``, or a generation setting is unknown.

@@ -69,7 +69,7 @@ def _check_positions(module: nn.Module, sequences: Sequences, positions: Tensor)
 
 
 def _packed_mask(module: nn.Module, sequences: Sequences) -> Tensor:
-    """[B, 1, S, S] additive mask: causal within a segment; a pad sees itself, so that no row is empty."""
+    """[B, 1, S, S] additive mask: causal within a segment. Finite, so that a row of pads is no NaN."""
     config = getattr(module, "config", None)
     attention = getattr(config, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
@@ -78,7 +78,6 @@ def _packed_mask(module: nn.Module, sequences: Sequences) -> Tensor:
     width = segments.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
     same = (segments.unsqueeze(2) == segments.unsqueeze(1)) & real.unsqueeze(1) & causal
-    same |= torch.eye(width, dtype=torch.bool, device=segments.device)
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     mask = torch.zeros(same.shape, dtype=dtype, device=segments.device)
     return mask.masked_fill_(~same, torch.finfo(dtype).min).unsqueeze(1)

@@ -58,7 +58,7 @@ def test_bf16_hidden_states_give_fp32_scores_that_bf16_would_tie():  # case D6
         assert scores.dtype == torch.float32
         assert scores.tolist() == [10.03125, 10.0078125]
     assert head.bfloat16()(hidden).tolist() == [10.03125, 10.0078125]  # weights in bf16, multiplied in fp32
-    assert [10.0, 10.0] == torch.tensor([10.03125, 10.0078125], dtype=torch.bfloat16).tolist()
+    assert torch.tensor([10.03125, 10.0078125], dtype=torch.bfloat16).tolist() == [10.0, 10.0]
 
 
 @pytest.mark.parametrize(("make", "message"), [

@@ -3,7 +3,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny import FAMILIES, VOCAB, language_model, sequences
+from tiny_models import FAMILIES, VOCAB, language_model, sequences
 from torch import nn
 
 from rlhf.models.heads import Linear
@@ -26,7 +26,7 @@ def plain_logprobs(lm, batch: Sequences, temperature: float = 1.0) -> torch.Tens
     return logits.log_softmax(-1).gather(-1, batch.response_ids.unsqueeze(-1)).squeeze(-1)
 
 
-# ------------------------------------------------------------------------------------------------------ log-probabilities
+# --------------------------------------------------------------------------------------------------- log-probabilities
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -68,6 +68,13 @@ def test_rows_of_different_prompt_lengths_in_one_batch():
     torch.testing.assert_close(found[:1], policy(sequences([[5, 7, 8, 9]], 1)).logprobs, atol=1e-5, rtol=0)
     torch.testing.assert_close(found[1:, :2], policy(sequences([[5, 6, 7, 8, 9]], 3)).logprobs, atol=1e-5, rtol=0)
     assert found[1, 2] == 0
+
+
+def test_the_first_token_after_left_pads_is_nobodys_prediction():
+    batch = Sequences(torch.tensor([[0, 0, 5, 6], [5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]).bool(), 1)
+    assert predicted(batch).tolist() == [[False, False, True], [True, True, True]]
+    found = PolicyModel(language_model("gpt2"))(batch).logprobs
+    assert (found != 0).tolist() == predicted(batch).tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -208,7 +215,9 @@ def test_fields_a_model_cannot_answer_are_refused():
     with pytest.raises(ValueError, match=r"it must be bool \[2, 3\]"):
         PolicyModel(language_model("gpt2"))(batch, mask=torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="packed"):
-        value_model("gpt2")(Sequences(batch.ids, batch.attention_mask, 1, torch.zeros_like(batch.ids)), want=("scores",))
+        value_model("gpt2")(
+            Sequences(batch.ids, batch.attention_mask, 1, torch.zeros_like(batch.ids)), want=("scores",)
+        )
     with pytest.raises(ValueError, match="GPT2Model has no trunk"):
         PolicyModel(cast(Any, language_model("gpt2").base_model))
 

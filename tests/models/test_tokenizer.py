@@ -1,7 +1,6 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiny import language_model
+from hypothesis import given, settings, strategies as st
+from tiny_models import language_model
 
 from rlhf.models.tokenizer import check_tokenizer, pad_id, train_bpe
 
@@ -15,7 +14,9 @@ def test_any_unicode_text_comes_back(text):
     assert TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize("text", ["", " ", "  two  spaces ", "tab\tnew\nline ", "naïve 日本 🙂", " ,. ' n't", "\x00\x7f"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "  two  spaces ", "tab\tnew\nline ", "naïve 日本 🙂", " ,. ' n't", "\x00\x7f"]
+)
 def test_awkward_text_comes_back(text):
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
@@ -41,7 +42,7 @@ def test_a_small_corpus_gives_fewer_tokens_and_the_size_is_an_upper_limit():
 
 
 def test_too_small_a_vocabulary_and_no_text_are_refused():
-    with pytest.raises(ValueError, match="vocab_size: 257; .* need 258"):
+    with pytest.raises(ValueError, match=r"vocab_size: 257; .* need 258"):
         train_bpe(TEXTS, 257)
     with pytest.raises(ValueError, match="no text"):
         train_bpe([], 300)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny import FAMILIES, language_model, sequences
+from tiny_models import FAMILIES, language_model, sequences
 
 from rlhf.models.trunk import apply_head, head_is_known, run_trunk, run_whole
 from rlhf.types import Sequences
@@ -34,6 +34,13 @@ def test_bf16_head_is_known_too(family):
     assert head_is_known(language_model(family, dtype=torch.bfloat16))
 
 
+def test_logits_of_a_bf16_model_are_capped_in_fp32():
+    lm = language_model("gemma2", dtype=torch.bfloat16)
+    logits = apply_head(lm, torch.ones(1, 16, dtype=torch.bfloat16))
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
 def test_gemmas_softcap_bounds_the_logits():
     lm = language_model("gemma2")
     hidden = 1e3 * torch.ones(1, 16)
@@ -63,7 +70,7 @@ def test_packing_beyond_a_sliding_window_is_refused():
     lm = language_model("gemma2")  # window 16
     with torch.no_grad():
         run_trunk(lm.base_model, packed([[5] * 26], [16, 10]))
-    with pytest.raises(ValueError, match="an example of 17 tokens .* attends to 16 at a time .sliding_window."):
+    with pytest.raises(ValueError, match=r"an example of 17 tokens .* attends to 16 at a time .sliding_window."):
         run_trunk(lm.base_model, packed([[5] * 26], [17, 9]))
 
 

@@ -97,7 +97,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, *, forbidden: Ten
     """Chooses a token per row: the inverse of the cumulative distribution at the row's uniform number.
 
     The softmax is fp32, like every log-prob of the project; its running sum is float64, because in fp32 the rounding
-    of tens of thousands of additions moves the borders between tokens and makes rare last tokens unreachable.
+    of tens of thousands of additions moves the borders between tokens, and a token below 6e-8 may never be reached.
 
     Args:
         logits: [B, V] of the next token, any floating dtype.

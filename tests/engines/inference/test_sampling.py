@@ -140,9 +140,15 @@ def test_excluded_tokens_are_never_drawn_not_even_at_the_borders():
     assert drawn_ids([0.0, 0.66, 0.67, LAST], forbidden=[False, False, False, True], top_k=2) == [1, 1, 2, 2]
 
 
-def test_rare_tokens_of_a_large_vocabulary_are_reached():
-    # 2¹⁷ equal tokens: u = (i + ½) / 2¹⁷ must give i for all of them. A running sum in fp32 is off by dozens of ids.
-    n = 1 << 17
+def test_rare_tokens_are_reached():
+    # The second token has e⁻²⁰·⁸ = 9.3e-10, less than the 6e-8 that fp32 can tell from 1.
+    rare = torch.tensor([[0.0, -20.8]]).expand(2, -1)
+    assert draw(rare, torch.tensor([1 - 2e-9, 1 - 1e-10], dtype=torch.float64), Sampling()).ids.tolist() == [0, 1]
+
+
+def test_borders_between_many_tokens_are_exact():
+    # 100 003 equal tokens: u = (i + ½) / n must give i.
+    n = 100_003
     wanted = torch.tensor([0, 1, 1000, 65537, n - 2, n - 1])
     found = draw(torch.zeros(6, n), (wanted.double() + 0.5) / n, Sampling()).ids
     assert torch.equal(found, wanted)

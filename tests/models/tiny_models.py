@@ -18,8 +18,9 @@ CONFIGS = {
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=1, pad_token_id=0,
     ),
     "opt": lambda: OPTConfig(
-        vocab_size=VOCAB, max_position_embeddings=32, hidden_size=16, ffn_dim=32, num_hidden_layers=2, word_embed_proj_dim=12,
-        num_attention_heads=2, init_std=0.2, dropout=0.0, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        vocab_size=VOCAB, max_position_embeddings=32, hidden_size=16, ffn_dim=32, num_hidden_layers=2,
+        word_embed_proj_dim=12, num_attention_heads=2, init_std=0.2, dropout=0.0,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
     ),
     "llama": lambda: LlamaConfig(
         vocab_size=VOCAB, max_position_embeddings=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -27,8 +28,8 @@ CONFIGS = {
         bos_token_id=None, eos_token_id=1, pad_token_id=0,
     ),
     "gemma2": lambda: Gemma2Config(
-        vocab_size=VOCAB, max_position_embeddings=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, head_dim=8,
-        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.2, final_logit_softcapping=3.0,
+        vocab_size=VOCAB, max_position_embeddings=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        head_dim=8, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.2, final_logit_softcapping=3.0,
         sliding_window=16, query_pre_attn_scalar=8, bos_token_id=None, eos_token_id=1, pad_token_id=0,
         attn_implementation="eager",
     ),

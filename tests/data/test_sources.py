@@ -1,0 +1,144 @@
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from rlhf.data.sources import Files, Generator, Hub, World
+
+ROWS = [{"instruction": f"q{i}", "input": "", "output": f"a{i}", "rating": i} for i in range(10)]
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_jsonl_with_columns_and_what_travels_along(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROWS)
+    loaded = Files(path=path, columns={"prompt": "instruction", "response": "output"}, rows=3).load()
+    assert loaded["response"][:] == ["a0", "a1", "a2"]
+    assert loaded["rating"][:] == [0, 1, 2]
+
+
+def test_text_with_rating(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "good", "rating": 5}, {"text": "bad", "rating": 1}])
+    assert Files(path=path).load().to_list() == [{"text": "good", "rating": 5}, {"text": "bad", "rating": 1}]
+
+
+def test_json_list_parquet_and_lines_of_text(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    Dataset.from_list(ROWS).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    assert Files(path=str(tmp_path / "a.json")).load().to_list() == ROWS
+    assert Files(path=str(tmp_path / "a.parquet")).load().to_list() == ROWS
+    assert Files(path=str(tmp_path / "a.txt")).load()["text"][:] == ["one", "", "two"]
+
+
+def test_csv_is_text_as_written(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('prompt,response\n"NA, or ""none""",007\n12,\n')
+    loaded = Files(path=str(tmp_path / "a.csv")).load()
+    assert loaded.to_list() == [{"prompt": 'NA, or "none"', "response": "007"}, {"prompt": "12", "response": ""}]
+
+
+def test_a_changed_file_is_never_served_stale(tmp_path: Path) -> None:  # case G1
+    source = Files(path=write(tmp_path / "a.jsonl", ROWS))
+    assert len(source.load()) == 10
+    write(tmp_path / "a.jsonl", ROWS[:7])
+    assert len(source.load()) == 7
+    write(tmp_path / "a.jsonl", [{**row, "output": "new"} for row in ROWS[:7]])
+    assert set(source.load()["output"]) == {"new"}
+
+
+def test_folder_and_list_of_files(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", ROWS[5:])
+    write(tmp_path / "a.jsonl", ROWS[:5])
+    (tmp_path / "README.md").write_text("no data")
+    assert Files(path=str(tmp_path)).load()["rating"][:] == list(range(10))
+    listed = Files(path=[str(tmp_path / "b.jsonl"), str(tmp_path / "a.jsonl")])
+    assert listed.load()["rating"][:] == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
+    (tmp_path / "c.txt").write_text("line")
+    with pytest.raises(ValueError, match="several formats"):
+        Files(path=str(tmp_path)).load()
+    assert len(Files(path=str(tmp_path), format="jsonl").load()) == 10
+
+
+def test_format_overrides_the_suffix(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.data", ROWS)
+    assert len(Files(path=path, format="jsonl").load()) == 10
+    with pytest.raises(ValueError, match=r"unknown suffix '.data'; set format"):
+        Files(path=path).load()
+
+
+def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere.jsonl: no such file"):
+        Files(path=str(tmp_path / "nowhere.jsonl")).load()
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(FileNotFoundError, match="a folder without"):
+        Files(path=str(tmp_path / "sub")).load()
+    (tmp_path / "e.jsonl").touch()
+    with pytest.raises(ValueError, match=r"e.jsonl: the file is empty"):
+        Files(path=str(tmp_path / "e.jsonl")).load()
+    (tmp_path / "head.csv").write_text("prompt,response\n")
+    with pytest.raises(ValueError, match=r"head.csv: .*no data"):
+        Files(path=str(tmp_path / "head.csv")).load()
+    (tmp_path / "broken.jsonl").write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(ValueError, match=r"broken.jsonl: cannot be read as jsonl"):
+        Files(path=str(tmp_path / "broken.jsonl")).load()
+
+
+def test_missing_column_names_path_columns_and_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROWS)
+    with pytest.raises(ValueError, match=r"a.jsonl: no column 'outptu'; did you mean 'output'\? .*instruction, input"):
+        Files(path=path, columns={"response": "outptu"}).load()
+
+
+def test_generator_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rows.py").write_text(
+        "def rows(n):\n  for i in range(n):\n    yield {'q': f'p{i}', **({'extra': i} if i else {})}\n\nnumber = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = Generator(function="my_rows.rows", arguments={"n": 2}, columns={"prompt": "q"}).load()
+    assert loaded.to_list() == [{"prompt": "p0", "extra": None}, {"prompt": "p1", "extra": 1}]
+    for wrong in ("rows", "my_rows.row", "nowhere.rows", "my_rows.number"):
+        with pytest.raises(ValueError, match=f"function: '{wrong}'"):
+            Generator(function=wrong).load()
+    with pytest.raises(ValueError, match="no rows"):
+        Generator(function="my_rows.rows", arguments={"n": 0}).load()
+
+
+@pytest.mark.parametrize(
+    ("form", "columns"),
+    [
+        ("prompts", {"prompt"}),
+        ("demonstrations", {"prompt", "response"}),
+        ("comparisons", {"prompt", "chosen", "rejected"}),
+        ("fit_pairs", {"prompt", "chosen", "rejected"}),
+        ("scored", {"prompt", "responses", "scores"}),
+        ("texts", {"text"}),
+    ],
+)
+def test_world(form, columns: set[str]) -> None:
+    loaded = World(form=form, rows=5, seed=3).load()
+    assert len(loaded) == 5 and set(loaded.column_names) == columns
+    assert loaded.to_list() == World(form=form, rows=5, seed=3).load().to_list()
+    assert loaded.to_list() != World(form=form, rows=5, seed=4).load().to_list()
+
+
+def test_world_options_are_checked_early() -> None:
+    with pytest.raises(ValueError, match=r"options.kk: unknown for scored; known: .*k"):
+        World(form="scored", options={"kk": 2})
+    assert len(World(form="scored", rows=1, options={"k": 6}).load()[0]["scores"]) == 6
+
+
+def test_hub_error_names_what_was_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"nobody/nothing: cannot be loaded .*split 'train'.*or use Files"):
+        Hub(name="nobody/nothing").load()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Files(path="x", rows=0), lambda: Files(path=[]), lambda: World(form="texts", rows=0)]
+)
+def test_impossible_settings_are_refused(make) -> None:
+    with pytest.raises(ValueError, match=r"rows|path"):
+        make()

@@ -1,0 +1,63 @@
+import pytest
+
+from rlhf.data.blenders import Concatenate, Proportional, RoundRobin
+from rlhf.data.examples import Examples, TextExample
+from rlhf.data.stream import Stream
+
+
+def examples(n: int) -> Examples[TextExample]:
+    return Examples({"x": [TextExample(ids=[i, i]) for i in range(n)]})
+
+
+def ids(batch: list[TextExample]) -> list[int]:
+    return [example.ids[0] for example in batch]
+
+
+def test_batches_are_carried_over_the_end_of_an_epoch() -> None:
+    stream = Stream(examples(10), Proportional(), seed=1)
+    batches = [ids(stream.next(4)) for _ in range(5)]
+    drawn = [i for batch in batches for i in batch]
+    assert [len(batch) for batch in batches] == [4] * 5
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+    assert stream.epoch == 2
+
+
+def test_total_steps_round_up_once() -> None:  # case F2
+    stream = Stream(examples(10), Proportional(), seed=1)
+    assert stream.epoch_length == 10
+    assert stream.total_steps(2, 4) == 5  # rounding each epoch down gives 4
+    assert stream.total_steps(1, 4) == 3
+    assert stream.total_steps(0.1, 1) == 1  # 0.1 · 10 is 1 in spite of rounding
+    assert stream.total_steps(2.3, 1) == 23
+
+
+def test_a_batch_may_be_larger_than_an_epoch() -> None:
+    assert sorted(ids(Stream(examples(3), Proportional(), seed=1).next(6))) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("drawn", [0, 3, 10, 17])
+def test_state_continues_exactly(drawn: int) -> None:
+    straight, resumed = (Stream(examples(10), Proportional(), seed=1) for _ in range(2))
+    straight.next(drawn)
+    resumed.load_state_dict(straight.state_dict())
+    assert [ids(straight.next(7)) for _ in range(4)] == [ids(resumed.next(7)) for _ in range(4)]
+
+
+def test_state_of_other_data_is_refused() -> None:
+    state = Stream(examples(10), Proportional(), seed=1).state_dict()
+    with pytest.raises(ValueError, match=r"data sizes: {'x': 9}, but the checkpoint has {'x': 10}"):
+        Stream(examples(9), Proportional(), seed=1).load_state_dict(state)
+    with pytest.raises(ValueError, match="data seed"):
+        Stream(examples(10), Proportional(), seed=2).load_state_dict(state)
+
+
+def test_sources_are_drawn_as_blended() -> None:
+    two = Examples({"a": [TextExample(ids=[0, 0])] * 2, "b": [TextExample(ids=[1, 1])] * 2})
+    assert ids(Stream(two, Concatenate(), seed=1).next(4)) == [0, 0, 1, 1]
+    assert ids(Stream(two, RoundRobin(), seed=1).next(4)) == [0, 1, 0, 1]
+
+
+def test_an_empty_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        Stream(examples(0), Proportional(), seed=1)

@@ -1,0 +1,214 @@
+import json
+
+import pytest
+import torch
+from tiny_models import language_model
+from transformers import PreTrainedTokenizerFast
+
+from rlhf.interfaces import LanguageModel
+from rlhf.models.heads import Linear
+from rlhf.models.policy import FromScratch, Pretrained, looks_local
+from rlhf.models.storage import save_language_model, save_value_model, value_model_from
+from rlhf.models.tokenizer import train_bpe
+
+TEXTS = ["the screen is great", "the battery is poor"] * 4
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32}
+
+
+def from_scratch(seed: int = 1, **config) -> LanguageModel:
+    return FromScratch(config=GPT2 | config, vocab_size=280).build(lambda: TEXTS, seed=seed)
+
+
+def nothing():
+    raise AssertionError("a pretrained policy needs no corpus")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A saved policy that keeps its dropout."""
+    path = tmp_path_factory.mktemp("policy") / "model"
+    lm = from_scratch(attn_pdrop=0.3, resid_pdrop=0.2)
+    save_language_model(path, lm.module, lm.tokenizer)
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------- FromScratch
+
+
+def test_from_scratch_fits_model_and_ids_to_the_tokenizer():
+    module, tokenizer = from_scratch()
+    assert module.config.vocab_size == len(tokenizer) <= 280
+    assert module.get_input_embeddings().weight.shape == (len(tokenizer), 16)
+    config = module.config
+    assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (0, 1, None)
+    assert (module.generation_config.pad_token_id, module.generation_config.eos_token_id) == (0, 1)
+    assert not module.training
+
+
+def test_from_scratch_depends_on_its_seed_only_and_leaves_the_random_numbers_alone():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    first = from_scratch(seed=1).module.state_dict()
+    assert torch.equal(torch.rand(3), expected)
+    again, other = from_scratch(seed=1).module.state_dict(), from_scratch(seed=2).module.state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["transformer.wte.weight"], other["transformer.wte.weight"])
+
+
+def test_from_scratch_passes_settings_on_under_either_name():
+    assert from_scratch(initializer_range=0.5).module.transformer.wte.weight.std().item() == pytest.approx(0.5, rel=0.1)
+    config = {"model_type": "gpt2", "hidden_size": 16, "num_hidden_layers": 3, "n_head": 2}
+    module = FromScratch(config=config, vocab_size=280).build(lambda: TEXTS, seed=1).module
+    assert (module.config.n_embd, len(module.transformer.h)) == (16, 3)
+
+
+@pytest.mark.parametrize("config", [
+    {"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+     "num_attention_heads": 4, "num_key_value_heads": 2},
+    {"model_type": "opt", "hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+     "word_embed_proj_dim": 16},
+])  # fmt: skip
+def test_from_scratch_makes_other_families(config):
+    module = FromScratch(config=config, vocab_size=280).build(lambda: TEXTS, seed=1).module
+    assert module.config.model_type == config["model_type"]
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (GPT2 | {"n_layers": 2}, "config.n_layers: gpt2 has no such setting; did you mean n_layer?"),  # case H1
+    (GPT2 | {"quite_other": 2}, "config.quite_other: gpt2 has no such setting; known: .*n_embd"),
+    (GPT2 | {"model_type": "gpt3"}, "config.model_type: gpt3 is unknown; did you mean gpt"),
+    (GPT2 | {"n_layer": "two"}, "config: gpt2 does not take these settings; .*n_layer"),
+    ({"model_type": "t5"}, "makes no causal language model"),
+])  # fmt: skip
+def test_from_scratch_refuses_what_the_library_would_swallow(config, message):
+    with pytest.raises(ValueError, match=message):
+        FromScratch(config=config, vocab_size=280).build(lambda: TEXTS, seed=1)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"config": {"n_layer": 2}}, "no model_type"), ({"config": GPT2 | {"vocab_size": 9}}, "config.vocab_size: 9"),
+    ({"config": GPT2 | {"eos_token_id": 3}}, "config.eos_token_id: 3"),
+    ({"config": GPT2, "vocab_size": 257}, "vocab_size: 257"),
+])  # fmt: skip
+def test_from_scratch_refuses_impossible_settings_at_once(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FromScratch(**settings)
+
+
+# ---------------------------------------------------------------------------------------------------------- Pretrained
+
+
+def test_pretrained_loads_what_was_saved(folder):
+    module, tokenizer = Pretrained(path=str(folder)).build(nothing, seed=1)
+    original = from_scratch()
+    for name, tensor in original.module.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor)
+    assert tokenizer.get_vocab() == original.tokenizer.get_vocab()
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    assert tokenizer.decode(tokenizer.encode("naïve  text ,.")) == "naïve  text ,."
+    assert module.dtype == torch.float32
+    assert not module.training
+
+
+def test_dropout_is_the_models_own_or_set_everywhere(folder):
+    kept = Pretrained(path=str(folder)).build(nothing, seed=1).module
+    assert (kept.config.attn_pdrop, kept.config.resid_pdrop, kept.config.embd_pdrop) == (0.3, 0.2, 0.1)
+    off = Pretrained(path=str(folder), dropout=0.0).build(nothing, seed=1).module
+    assert {m.p for m in off.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    half = Pretrained(path=str(folder), dropout=0.5).build(nothing, seed=1).module
+    assert {m.p for m in half.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
+
+
+def test_dropout_never_turns_into_layer_drop(tmp_path):
+    lm = language_model("opt")
+    lm.config.layerdrop = 0.4
+    tokenizer = train_bpe(TEXTS, 280)
+    lm.resize_token_embeddings(len(tokenizer))
+    save_language_model(tmp_path / "m", lm, tokenizer)
+    config = Pretrained(path=str(tmp_path / "m"), dropout=0.2).build(nothing, seed=1).module.config
+    assert (config.layerdrop, config.dropout, config.attention_dropout) == (0.0, 0.2, 0.2)
+
+
+def test_dtype_is_the_one_asked_for(folder):
+    assert Pretrained(path=str(folder), dtype="bf16").build(nothing, seed=1).module.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("settings", [{"path": ""}, {"path": "x", "dropout": 1.0}, {"path": "x", "dropout": -0.1}])
+def test_pretrained_refuses_impossible_settings(settings):
+    with pytest.raises(ValueError, match=r"path: it is empty|is not a probability"):
+        Pretrained(**settings)
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked for a local path")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+
+
+def test_bad_local_paths_name_what_is_missing(folder, tmp_path, monkeypatch, no_hub):  # case H3
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text((folder / "config.json").read_text())
+    (tmp_path / "mute").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "mute" / name).write_bytes((folder / name).read_bytes())
+    for path, message in {
+        "./missing": "missing does not exist",
+        str(tmp_path / "runs/x/model"): "model does not exist",
+        "empty/model": "empty/model does not exist",
+        "a/b/c": "a/b/c does not exist",
+        "file": "file is a file",
+        "empty": "empty has no config.json",
+        "bare": "bare has no weights",
+        "mute": "mute has no tokenizer.json",
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+            Pretrained(path=path).build(nothing, seed=1)
+        assert "repo" not in str(error.value).lower()
+
+
+def test_what_looks_local(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for path in ("runs", "runs/x", "./x", "../x", "/x", "~/x", "a/b/c", "x/"):
+        assert looks_local(path), path
+    for path in ("gpt2", "facebook/opt-125m"):
+        assert not looks_local(path), path
+
+
+def test_a_hub_name_that_cannot_be_had_is_named():
+    with pytest.raises(ValueError, match="path: no-such/model is no local folder, and the Hugging Face hub"):
+        Pretrained(path="no-such/model").build(nothing, seed=1)
+
+
+def test_a_reward_model_is_no_policy(folder, tmp_path):
+    lm = Pretrained(path=str(folder)).build(nothing, seed=1)
+    save_value_model(tmp_path / "rm", value_model_from(lm, Linear(), 1), lm.tokenizer, Linear())
+    with pytest.raises(ValueError, match="rm is a reward model or critic"):
+        Pretrained(path=str(tmp_path / "rm")).build(nothing, seed=1)
+
+
+def test_weights_missing_from_the_folder_are_never_left_random(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    lm, tokenizer = language_model("llama"), train_bpe(TEXTS, 280)
+    lm.resize_token_embeddings(len(tokenizer))
+    save_language_model(tmp_path / "m", lm, tokenizer)
+    weights = load_file(tmp_path / "m" / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"has no weights for lm_head.weight \(1 missing\)"):
+        Pretrained(path=str(tmp_path / "m")).build(nothing, seed=1)
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(folder, tmp_path):
+    save_language_model(tmp_path / "m", language_model("gpt2"), train_bpe(TEXTS, 280))
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["vocab_size"] == 61
+    with pytest.raises(ValueError, match="61 embedding rows"):
+        Pretrained(path=str(tmp_path / "m")).build(nothing, seed=1)

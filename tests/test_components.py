@@ -1,0 +1,40 @@
+"""The listing of what can be named in a config."""
+
+from dataclasses import MISSING
+
+import pytest
+
+from rlhf.algorithms.advantages import GAE
+from rlhf.components import _default, main
+
+
+def test_one_kind(capsys):
+    assert main(["advantage-estimators"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("advantage-estimators (AdvantageEstimator)\n")
+    assert "  GAE  [rlhf.GAE]\n" in text
+    assert "      lam: float = 0.95\n" in text
+    assert "Known" not in text and "policies" not in text
+
+
+def test_all_kinds(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    for line in ("algorithms (Algorithm)", "  PPO  [rlhf.PPO]", "      advantage: AdvantageEstimator = GAE"):
+        assert f"{line}\n" in text
+    assert "      policy: Policy = required\n" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [("advantage-estimator", "Did you mean advantage-estimators?"), ("x", "Known: algorithms, policies")],
+)
+def test_an_unknown_kind_is_exit_code_2(capsys, kind, hint):
+    assert main([kind]) == 2
+    error = capsys.readouterr().err
+    assert f"no kind of component is called '{kind}'." in error and hint in error
+
+
+def test_defaults_are_written_as_in_yaml():
+    values = [None, True, 0.5, "x", (1, 2), {}, GAE(), MISSING]
+    assert [_default(v) for v in values] == ["null", "true", "0.5", '"x"', "[1, 2]", "{}", "GAE", "required"]

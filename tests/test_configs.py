@@ -1,0 +1,29 @@
+"""Every YAML under experiments/ is parsed and built."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.config import dump, load
+from rlhf.experiment import Experiment
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted(p for p in (ROOT / "experiments").rglob("*.yaml") if "grids" not in p.parts)
+
+
+def test_there_are_experiments():
+    assert ROOT / "experiments" / "quickstart.yaml" in CONFIGS
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_experiment_is_built_and_survives_its_dump(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    experiment = load([path])
+    assert isinstance(experiment, Experiment)
+    assert experiment.name == path.stem
+    (tmp_path / "dump.yaml").write_text(dump(experiment))
+    assert load([tmp_path / "dump.yaml"]) == experiment
+
+
+def test_the_quickstart_has_the_three_stages():
+    assert list(load([ROOT / "experiments" / "quickstart.yaml"]).stages) == ["sft", "reward", "ppo"]

@@ -1,0 +1,94 @@
+"""Every command and code block of README, CONTRIBUTING and docs/ is run.
+
+Blocks of a page run in order in one folder, where ``experiments/`` is at hand. A block whose first line is
+``# file: NAME`` is written to that file; other Python is executed; bash is run line by line. A command that would take
+minutes runs with the shorter settings of ``SHORTER``; ``make`` targets are resolved without being run, since the tests
+themselves are one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TINY = (
+    "--stages.sft.steps 3 --stages.reward.steps 3 --stages.ppo.iterations 2 --stages.ppo.batch_size 16 "
+    "--stages.ppo.mini_batch_size 8 --stages.ppo.score_normalization.samples 8 --stages.ppo.evaluation.prompts 8 "
+    "--stages.ppo.sampling.max_new_tokens 8"
+)
+SHORTER = {"experiments/quickstart.yaml": TINY, "experiments/world.yaml": TINY, "experiments/reviews.yaml": TINY}
+SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")
+"""Commands about a clone, its environment or a server: nothing of ours to run."""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _run(arguments: list[str], folder: Path) -> None:
+    done = subprocess.run(arguments, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+
+
+def _shell(line: str, folder: Path) -> None:
+    words = shlex.split(line, comments=True)
+    if not words or words[0] in SETUP:
+        return
+    if words[0] == "make":
+        done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        return
+    assert words[0] == "python", f"the docs run only python and make, not {line!r}"
+    if "rlhf.run" in words and "--print_config" not in words:
+        for name, shorter in SHORTER.items():
+            words += shlex.split(shorter) if name in words else []
+    _run([sys.executable, *words[1:]], folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    written, commands = [], []
+    for language, body in blocks:
+        if name := re.match(r"# file: (\S+)\n", body):
+            (tmp_path / name[1]).write_text(body, encoding="utf-8")
+            written.append(name[1])
+    for language, body in blocks:
+        if re.match(r"# file: ", body):
+            continue
+        if language == "python":
+            commands.append(body)
+            script = tmp_path / "block.py"
+            script.write_text(body, encoding="utf-8")
+            _run([sys.executable, script.name], tmp_path)
+        elif language == "bash":
+            commands.append(body)
+            for line in body.replace("\\\n", " ").splitlines():
+                _shell(line, tmp_path)
+        else:
+            assert language in ("text", "toml", "yaml"), f"{page.name}: a block in {language}"
+    assert commands or page.name in ("CONTRIBUTING.md", "architecture.md", "numerics.md", "metrics.md", "engines.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_algorithm_of_the_page_is_at_most_forty_lines() -> None:
+    page = (ROOT / "docs" / "write-an-algorithm.md").read_text(encoding="utf-8")
+    block = next(body for _, body in BLOCK.findall(page) if "class AWR" in body)
+    assert len(block.strip().splitlines()) <= 40
