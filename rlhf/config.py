@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from jsonargparse import ArgumentError
+
 from rlhf.errors import ConfigError
 from rlhf.registry import load_components
 from rlhf.schema import to_plain
-from rlhf.tree import COMMAND_LINE, Builder, Merger, Node
+from rlhf.tree import COMMAND_LINE, Checker, Merger, Node, make, refusals
 from rlhf.yaml_files import read_yaml, write
 
 T = TypeVar("T")
@@ -80,10 +82,17 @@ def load(
         problems += merger.problems
     if problems:
         raise ConfigError(problems)
-    builder = Builder()
-    made = builder.build(tree, "")
-    problems = builder.problems or (made.check() if hasattr(made, "check") else [])
-    if problems:
+    checker = Checker()
+    plain = checker.plain(tree)
+    if checker.problems:
+        raise ConfigError(checker.problems)
+    try:
+        made = make(root, plain)
+    except ArgumentError as error:
+        raise ConfigError(str(error)) from None
+    except ValueError as error:
+        raise ConfigError(refusals(tree) or [str(error)]) from None
+    if problems := made.check() if hasattr(made, "check") else []:
         raise ConfigError(problems)
     return made
 

@@ -8,7 +8,7 @@ import inspect
 import types
 import typing
 from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, NamedTuple, Union
 
@@ -57,6 +57,32 @@ def shared(a: type, b: type) -> set[str]:
     ancestors = [cls for cls in a.__mro__ if cls in b.__mro__ and dataclasses.is_dataclass(cls)]
     names = {name for cls in ancestors for name in settings(cls)}
     return {name for name in names if settings(a).get(name) == settings(b).get(name)}
+
+
+def classes(roots: Iterable[type]) -> set[type]:
+    """The given classes and the groups of settings that theirs lead to."""
+    found: set[type] = set()
+    pending = list(roots)
+    while pending:
+        cls = pending.pop()
+        if cls not in found:
+            found.add(cls)
+            shapes = [shape(setting.annotation) for setting in settings(cls).values()]
+            pending += [inner for kind, inner, _, _ in map(_innermost, shapes) if kind == "group"]
+    return found
+
+
+def _innermost(form: Shape) -> Shape:
+    return _innermost(shape(form.inner)) if form.kind in ("dict", "list") else form
+
+
+def resolve_annotations(cls: type) -> None:
+    """Puts types in the place of the texts that ``from __future__ import annotations`` leaves on a constructor.
+
+    jsonargparse would evaluate the texts itself, for which it imports what stands under TYPE_CHECKING (transformers:
+    seconds), and where that fails it accepts any value.
+    """
+    cls.__init__.__annotations__ = {name: setting.annotation for name, setting in settings(cls).items()}
 
 
 def explanations(cls: type) -> dict[str, str]:
@@ -112,6 +138,12 @@ def shape(annotation: Any) -> Shape:
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return Shape("group", annotation)
     return Shape("value", annotation, optional=annotation in (Any, type(None)))
+
+
+def is_named(annotation: Any) -> bool:
+    """Whether what stands there says its class: a component, or a dict or list of them."""
+    kind, inner, _, _ = shape(annotation)
+    return kind == "component" or (kind in ("dict", "list") and is_named(inner))
 
 
 def spell(annotation: Any) -> str:

@@ -48,7 +48,7 @@ def _series(rows: Sequence[Mapping[str, float]], name: str) -> tuple[list[float]
 
 
 def _is_headline(name: str) -> bool:
-    return name in HEADLINE or (name.startswith("eval/") and name.endswith("_score")) or name.endswith("/score")
+    return name in HEADLINE or (name.startswith("eval/") and name.endswith(("_score", "/score")))
 
 
 def print_summary(directory: Path, stages: Sequence[str], console: Console | None = None) -> None:
@@ -61,6 +61,8 @@ def print_summary(directory: Path, stages: Sequence[str], console: Console | Non
         names = list(dict.fromkeys(name for row in rows for name in row if _is_headline(name)))
         for index, name in enumerate(names):
             _, values = _series(rows, name)
+            if not values:
+                continue
             table.add_row(stage if index == 0 else "", name, f"{values[0]:.4g}", f"{values[-1]:.4g}")
         table.add_section()
     (console or Console()).print(table)

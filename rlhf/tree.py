@@ -11,14 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Union
 
+from jsonargparse import ArgumentParser, set_parsing_settings
 from yaml import YAMLError
 
-from rlhf.registry import Registry, did_you_mean
-from rlhf.schema import Shape, settings, shape, shared, spell, typed
+from rlhf.registry import REGISTRIES, Registry, did_you_mean, import_path
+from rlhf.schema import Shape, classes, is_named, resolve_annotations, settings, shape, shared, spell, to_plain, typed
 from rlhf.yaml_files import parse
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
+
+# null is a value, not "left out"; a dict in a free-form setting stays a dict
+set_parsing_settings(unset_sentinel=True, instantiate_subclass_spec_in_any=False)
 
 
 @dataclass(frozen=True)
@@ -230,25 +234,39 @@ def places(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
             yield from places(entry, join(path, index))
 
 
-class Builder:
-    """Makes the objects of a tree, from the leaves up.
+class Checker:
+    """Turns a tree into the plain config that jsonargparse makes objects of: values typed, classes by their path.
 
     Attributes:
-        problems: What was wrong so far. An object with a problem below it is not made.
+        problems: What was wrong so far, each with the place it was written at.
     """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
-    def build(self, tree: Tree, path: str) -> Any:
-        """The object of a tree; None where there is a problem, which is noted."""
+    def plain(self, tree: Tree, path: str = "", *, named: bool = False) -> Any:
+        """The config of a tree; ``named`` where a class must be said beside its settings."""
         if isinstance(tree, Leaf):
             return self._value(tree, path)
-        if isinstance(tree, Node):
-            return self._object(tree, path)
         if isinstance(tree, dict):
-            return {key: self.build(entry, join(path, key)) for key, entry in tree.items()}
-        return [self.build(entry, join(path, index)) for index, entry in enumerate(tree)]
+            return {key: self.plain(entry, join(path, key), named=named) for key, entry in tree.items()}
+        if isinstance(tree, list):
+            return [self.plain(entry, join(path, index), named=named) for index, entry in enumerate(tree)]
+        known = settings(tree.cls)
+        given = {
+            name: self.plain(entry, join(path, name), named=is_named(known[name].annotation))
+            for name, entry in tree.given.items()
+        }
+        for name, setting in known.items():
+            if name in given:
+                continue
+            if setting.default is MISSING:
+                self.problems.append(
+                    f"{join(path, name)}: {tree.cls.__name__} needs this setting, of type {spell(setting.annotation)}"
+                )
+            else:  # said outright, for jsonargparse would take it from a default instance of the same class
+                given[name] = to_plain(setting.annotation, setting.default)
+        return {"class_path": import_path(tree.cls), "init_args": given} if named else given
 
     def _value(self, leaf: Leaf, path: str) -> Any:
         if leaf.origin == DEFAULT or leaf.value is None:
@@ -258,17 +276,31 @@ class Builder:
         except ValueError as error:
             self.problems.append(f"{leaf.origin}: {path}: {error}")
 
-    def _object(self, node: Node, path: str) -> Any:
-        before = len(self.problems)
-        arguments = {name: self.build(tree, join(path, name)) for name, tree in node.given.items()}
-        for name, setting in settings(node.cls).items():
-            if setting.default is MISSING and name not in arguments:
-                self.problems.append(
-                    f"{join(path, name)}: {node.cls.__name__} needs this setting, of type {spell(setting.annotation)}"
-                )
-        if len(self.problems) > before:
-            return None
-        try:
-            return node.cls(**arguments)
-        except ValueError as error:  # what __post_init__ refuses
-            self.problems.append(f"{path or 'experiment'} ({node.cls.__name__}): {error}")
+
+def make(cls: type, plain: Mapping[str, Any]) -> Any:
+    """The object of a class from its settings, nested components included: jsonargparse's part.
+
+    Raises:
+        ValueError: a constructor refused its settings.
+        ArgumentError: jsonargparse did.
+    """
+    for reachable in classes([cls, *(component for registry in REGISTRIES.values() for component in registry)]):
+        resolve_annotations(reachable)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, "made")
+    return parser.instantiate(parser.parse_object({"made": dict(plain)})).made
+
+
+def refusals(tree: Tree, path: str = "") -> list[str]:
+    """Which objects of a tree their constructors refuse to be, innermost first, each with its place."""
+    if isinstance(tree, Leaf):
+        return []
+    below = tree.given if isinstance(tree, Node) else dict(enumerate(tree)) if isinstance(tree, list) else tree
+    found = [problem for key, entry in below.items() for problem in refusals(entry, join(path, key))]
+    if found or not isinstance(tree, Node):
+        return found
+    try:
+        make(tree.cls, Checker().plain(tree))
+    except ValueError as error:
+        return [f"{path or 'experiment'} ({tree.cls.__name__}): {error}"]
+    return []

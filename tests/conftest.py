@@ -1,6 +1,8 @@
 """What all tests share: one thread, no network, and no GPU test without a GPU."""
 
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # sums are cut the same on every machine
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode leaves the tests' own helpers (tiny_runs.py) unfound
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

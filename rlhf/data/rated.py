@@ -38,9 +38,9 @@ def opening(text: str, words: int) -> tuple[str, str] | None:
 def pair_up(ratings: Sequence[float], pairs: int, *, min_gap: float, seed: int) -> list[tuple[int, int]]:
     """Random pairs whose ratings differ, using all items as evenly as ``min_gap`` lets them.
 
-    Round after round the items come by in random order, those used least first, and each is paired with an item that
-    waits. Whoever waits is closer than ``min_gap`` to all others who do, so it is enough to look at the lowest and the
-    highest of them.
+    Round after round the items come by in random order, those used least first; each is paired with the first of the
+    waiting items that is ``min_gap`` away, or waits too. Whoever waits is closer to all others who do, so the lowest
+    and the highest of them tell whether there is one.
 
     Args:
         ratings: Of N items.
@@ -55,8 +55,8 @@ def pair_up(ratings: Sequence[float], pairs: int, *, min_gap: float, seed: int) 
         ValueError: no two ratings are that far apart.
     """
 
-    def apart(high: float, low: float) -> bool:
-        return high - low >= min_gap and high > low
+    def apart(a: float, b: float) -> bool:
+        return abs(a - b) >= min_gap and a != b
 
     if not ratings or not apart(max(ratings), min(ratings)):
         raise ValueError(f"min_gap: {min_gap}, but no two of {len(ratings)} ratings are that far apart; lower it")
@@ -64,18 +64,16 @@ def pair_up(ratings: Sequence[float], pairs: int, *, min_gap: float, seed: int) 
     uses = np.zeros(len(ratings), dtype=np.int64)
     found: list[tuple[int, int]] = []
     while len(found) < pairs:
-        waiting: list[tuple[float, int]] = []
-        for item in np.lexsort((random.random(len(ratings)), uses)).tolist():
+        waiting: list[tuple[float, int, int]] = []  # rating, arrival, item
+        for arrival, item in enumerate(np.lexsort((random.random(len(ratings)), uses)).tolist()):
             rating = ratings[item]
-            if waiting and apart(rating, waiting[0][0]):
-                pair = (item, waiting.pop(0)[1])
-            elif waiting and apart(waiting[-1][0], rating):
-                pair = (waiting.pop()[1], item)
-            else:
-                bisect.insort(waiting, (rating, item))
+            if not waiting or not (apart(rating, waiting[0][0]) or apart(rating, waiting[-1][0])):
+                bisect.insort(waiting, (rating, arrival, item))
                 continue
-            found.append(pair)
-            uses[list(pair)] += 1
+            first = min((other for other in waiting if apart(rating, other[0])), key=lambda other: other[1])
+            waiting.remove(first)
+            found.append((item, first[2]) if rating > first[0] else (first[2], item))
+            uses[[item, first[2]]] += 1
     return found[:pairs]
 
 

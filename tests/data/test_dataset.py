@@ -81,6 +81,35 @@ def test_drops_do_not_move_the_split(source, words) -> None:
     }
 
 
+def test_evaluation_on_other_sources_holds_out_nothing(source, words) -> None:
+    tests = [{"prompt": f"w{i} w{i}", "response": "w1"} for i in range(7)] + [{"prompt": None, "response": "w1"}]
+    data = Data(sources={"x": source(DEMOS)}, eval_sources={"test": source(tests, "test")}, split=[1, 1, 2])
+    prepared = data.prepare(words(), form="demonstration", phase="sft")
+    assert prepared.train.sizes == {"x": 25} and prepared.heldout.sizes == {"test": 7}  # the split is not for tests
+    assert [len(e.prompt_ids) for e in prepared.heldout] == [2] * 7
+    assert prepared.drops == {"test/missing_value": 1}
+    assert prepared.describe() == [
+        "x: 25 for training, 0 held out",
+        "test: 0 for training, 7 held out; 1 dropped (missing_value 1)",
+    ]
+    assert len(list(data.corpus("sft"))) == 50  # no tokenizer sees the tests
+
+
+def test_both_kinds_of_sources_may_have_one_name(source, words) -> None:
+    short = [{"prompt": None, "response": "w1"}, *DEMOS[:3]]
+    data = Data(sources={"x": source(short)}, eval_sources={"x": source([*short, DEMOS[9]], "test")})
+    prepared = data.prepare(words(), form="demonstration", phase="sft")
+    assert prepared.describe() == ["x: 3 for training, 4 held out; 2 dropped (missing_value 2)"]
+
+
+def test_an_evaluation_source_without_a_usable_row_is_an_error(source, words) -> None:
+    data = Data(sources={"x": source(DEMOS)}, eval_sources={"test": source([{"prompt": None, "response": "w1"}], "t")})
+    with pytest.raises(ValueError, match=r"eval_sources.test: of its 1 rows none is left \(missing_value 1\)"):
+        data.prepare(words(), form="demonstration", phase="sft")
+    with pytest.raises(ValueError, match="eval_rows: 5, but eval_sources are evaluated on whole"):
+        Data(sources={"x": source(DEMOS)}, eval_sources={"test": source(DEMOS)}, eval_rows=5)
+
+
 def test_settings_and_files_take_effect_at_once(source, words) -> None:  # case G1
     def run(rows: list[dict], **settings):
         return Data(sources={"x": source(rows)}, eval_rows=0, **settings).prepare(

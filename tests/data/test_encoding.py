@@ -134,3 +134,12 @@ def test_no_piece_is_a_single_token() -> None:
 def test_demonstrations_are_plain_data(encoder) -> None:
     made = encoder("demonstration")([Record("w0", ("w1",))])
     assert made == [DemonstrationExample(prompt_ids=[10], response_ids=[11, 1])]
+
+
+def test_a_comparison_of_whole_texts_needs_no_prompt(encoder) -> None:
+    encode = encoder("comparison", max_tokens=2)
+    assert encode([Record("", ("w0", "w1"), margin=2.0)]) == [
+        ComparisonExample(prompt_ids=[], chosen_ids=[10, 1], rejected_ids=[11, 1], margin=2.0)
+    ]
+    assert encode([Record("", ("w0", "w0"))]) == [] and encode.drops == {"identical_pair": 1}
+    assert encoder("comparison", bos=True)([Record("", ("w0", "w1"))])[0].prompt_ids == [2]

@@ -1,0 +1,122 @@
+"""Stages small enough to run whole in a test: a GPT-2 of two narrow layers on a toy language."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from rlhf.algorithms.critics import OwnTrunk
+from rlhf.algorithms.optimizers import AdamW
+from rlhf.algorithms.ppo import PPO
+from rlhf.algorithms.reward_modelling import RewardModelling
+from rlhf.algorithms.sft import SFT
+from rlhf.data.dataset import Data
+from rlhf.data.sources import Generator
+from rlhf.engines.inference.sampling import Sampling
+from rlhf.interfaces import MetricSink, Source
+from rlhf.loops.context import StageContext
+from rlhf.models.policy import FromScratch
+from rlhf.models.rewards import FunctionReward
+from rlhf.types import Outputs, Sequences
+
+TIMED = ("time/", "throughput/", "memory/")
+"""Figures that no two runs share."""
+
+
+def rows(form: str, n: int) -> Iterator[dict[str, Any]]:
+    """Prompts of a few letters; good responses are lower case, bad ones upper case."""
+    rng = random.Random(0)
+    for _ in range(n):
+        prompt = "".join(rng.choices("abcdef", k=rng.randint(2, 5))) + "="
+        good = "".join(rng.choices("xyz", k=rng.randint(2, 6)))
+        yield {
+            "prompt": {"prompt": prompt},
+            "demonstration": {"prompt": prompt, "response": good},
+            "comparison": {"prompt": prompt, "chosen": good, "rejected": good.upper()},
+            "text": {"text": prompt + good},
+        }[form]
+
+
+def source(form: str, n: int = 24) -> Source:
+    return Generator(function="tiny_runs.rows", arguments={"form": form, "n": n})
+
+
+def data(form: str, n: int = 24, **settings: Any) -> Data:
+    return Data(sources={"toy": source(form, n)}, **{"eval_rows": 4, "max_tokens": 32, **settings})
+
+
+def letters(prompts: list[str], responses: list[str]) -> list[float]:
+    """Lower-case letters in each response."""
+    return [float(sum("a" <= character <= "z" for character in response)) for response in responses]
+
+
+LETTERS = FunctionReward(function="tiny_runs.letters")
+
+
+def policy(dropout: float = 0.0, width: int = 16, std: float = 0.2) -> FromScratch:
+    probabilities = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    sizes = {"n_layer": 2, "n_embd": width, "n_head": 2, "n_positions": 64, "initializer_range": std}
+    return FromScratch(config={"model_type": "gpt2", **sizes, **probabilities}, vocab_size=280)
+
+
+def sft(**settings: Any) -> SFT:
+    usual = {"policy": policy(), "data": data("demonstration"), "batch_size": 4, "optimizer": AdamW(lr=1e-2)}
+    return SFT(**{**usual, **settings})
+
+
+def reward_modelling(**settings: Any) -> RewardModelling:
+    usual = {"model": policy(), "data": data("comparison"), "batch_size": 4, "optimizer": AdamW(lr=1e-2)}
+    return RewardModelling(**{**usual, **settings})
+
+
+def ppo(**settings: Any) -> PPO:
+    usual: dict[str, Any] = {
+        "policy": policy(),
+        "reward": LETTERS,
+        "data": data("prompt"),
+        "critic": OwnTrunk(optimizer=AdamW(lr=1e-2)),
+        "sampling": Sampling(max_new_tokens=8),
+        "batch_size": 8,
+        "mini_batch_size": 4,
+        "iterations": 3,
+        "optimizer": AdamW(lr=1e-2),
+    }
+    return PPO(**{**usual, **settings})
+
+
+def context(directory: Path, *, seed: int = 1, sinks: tuple[MetricSink, ...] = ()) -> StageContext:
+    return StageContext(directory=directory, seed=seed, sinks=sinks, console=Console(file=io.StringIO()))
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    """The lines of ``metrics.jsonl`` without what is different in every run."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMED)} for line in lines]
+
+
+class Ids(nn.Module):
+    """Stands for a model: every token's log-probability is −w · its id, so that losses can be written as ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+
+    def forward(self, sequences: Sequences, *, temperature: float = 1.0, want: Any = (), mask: Tensor) -> Outputs:
+        ids = sequences.response_ids.to(self.w.dtype)
+        return Outputs(logprobs=torch.where(mask, -self.w * ids, torch.zeros_like(ids)))
+
+
+def right_padded(rows: list[list[int]], prompt: int = 1, *, left: int = 0, right: int = 0) -> tuple[Sequences, Tensor]:
+    """Rows behind ``left`` pads, with at least ``right`` more after them; and the mask of their responses."""
+    width = max(map(len, rows)) + right
+    ids = torch.tensor([[0] * left + row + [0] * (width - len(row)) for row in rows])
+    real = torch.tensor([[0] * left + [1] * len(row) + [0] * (width - len(row)) for row in rows]).bool()
+    return Sequences(ids, real, prompt + left), real[:, prompt + left :]
