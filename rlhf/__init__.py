@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.metrics import TensorBoard as TensorBoard
     from rlhf.models.heads import MLP as MLP, Linear as Linear
     from rlhf.models.policy import FromScratch as FromScratch, Pretrained as Pretrained
-    from rlhf.models.rewards import FunctionReward as FunctionReward, ScalarReward as ScalarReward, Weighted as Weighted
+    from rlhf.models.rewards import FunctionReward as FunctionReward, ScalarReward as ScalarReward
 
 _MODULES = {
     "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
@@ -66,7 +66,7 @@ _MODULES = {
     "rlhf.metrics": ["TensorBoard"],
     "rlhf.models.heads": ["Linear", "MLP"],
     "rlhf.models.policy": ["FromScratch", "Pretrained"],
-    "rlhf.models.rewards": ["FunctionReward", "ScalarReward", "Weighted"],
+    "rlhf.models.rewards": ["FunctionReward", "ScalarReward"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

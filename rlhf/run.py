@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(argv: Sequence[str] | None) -> int:
     from rlhf.config import dump, load, split_overrides
+    from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)
     experiment = load(options.config, split_overrides(rest))
@@ -57,6 +58,10 @@ def _run(argv: Sequence[str] | None) -> int:
         print(dump(experiment), end="")
         return 0
     experiment.run(overwrite=options.overwrite)
+    stages = list(experiment.stages)
+    print_summary(experiment.directory, stages)
+    curves = draw_curves(experiment.directory, stages)
+    print(f"curves: {curves or 'not drawn; pip install matplotlib (the extra rlhf[demo]) draws them'}")
     return 0
 
 

@@ -3,6 +3,7 @@
 import ast
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,7 +160,13 @@ def test_every_component_of_ours_has_a_short_public_name():
     load_components()
     ours = [cls for registry in REGISTRIES.values() for cls in registry if cls.__module__.startswith("rlhf.")]
     assert len(ours) > 20
-    assert [cls for cls in ours if import_path(cls) != f"rlhf.{cls.__name__}"] == []
+    names = Counter(cls.__name__ for cls in ours)
+    assert [name for name, count in names.items() if count > 1] == ["Weighted"]
+    assert {import_path(cls) for cls in ours if cls.__name__ == "Weighted"} == {
+        "rlhf.data.Weighted",
+        "rlhf.models.Weighted",
+    }
+    assert [cls for cls in ours if names[cls.__name__] == 1 and import_path(cls) != f"rlhf.{cls.__name__}"] == []
 
 
 def test_type_checkers_are_told_the_same_names():

@@ -198,7 +198,8 @@ def _demonstration(rng: random.Random, task: _Task) -> list[str]:
     """A decent review: now and then an aspect is forgotten or a stray one added; tone and detail vary by writer."""
     aspects = [aspect for aspect in task.aspects if rng.random() < 0.85]
     if rng.random() < 0.2:
-        aspects.insert(rng.randint(0, len(aspects)), *_others(rng, task.aspects, 1))
+        aspects += _others(rng, task.aspects, 1)
+    rng.shuffle(aspects)
     product = task.product if rng.random() < 0.9 else rng.choice(PRODUCTS)
     return _write(rng, product, aspects, tone=rng.betavariate(1.5, 1.5), detail=0.6 * rng.random())
 
@@ -230,7 +231,7 @@ def _candidate(rng: random.Random, task: _Task) -> str:
     if kind < 0.4:
         return " ".join(_demonstration(rng, task))
     if kind < 0.55:  # as good as can be
-        return " ".join(_write(rng, task.product, task.aspects, tone=0.9, detail=0.7))
+        return " ".join(_write(rng, task.product, rng.sample(task.aspects, len(task.aspects)), tone=0.9, detail=0.7))
     if kind < 0.8:  # astray: too much about too few aspects, or about something else
         aspects = rng.sample(task.aspects, rng.randint(kind < 0.7, len(task.aspects)))
         aspects += (
@@ -245,7 +246,9 @@ def _fit_pair(rng: random.Random, task: _Task, *, doubled: float = 0.0) -> tuple
 
     With probability `doubled` one aspect gives way to another that is there already instead.
     """
-    chosen = " ".join(_write(rng, task.product, task.aspects, tone=rng.random(), detail=rng.random()))
+    chosen = " ".join(
+        _write(rng, task.product, rng.sample(task.aspects, len(task.aspects)), tone=rng.random(), detail=rng.random())
+    )
     if rng.random() < doubled:
         swaps = dict([rng.sample(task.aspects, 2)])
     else:
@@ -301,7 +304,7 @@ def comparisons(
     """
     for rng, task in _tasks(n, "comparisons", seed, held_out):
         fit = rng.random() < fit_fraction
-        a, b = _fit_pair(rng, task, doubled=0.3) if fit else (_candidate(rng, task), _candidate(rng, task))
+        a, b = _fit_pair(rng, task, doubled=0.1) if fit else (_candidate(rng, task), _candidate(rng, task))
         gold_a, gold_b = gold_reward([task.prompt] * 2, [a, b])
         if rng.random() > 1 / (1 + exp((gold_b - gold_a) / temperature)):
             a, b = b, a

@@ -13,7 +13,7 @@ import torch
 
 from rlhf.interfaces import LanguageModel, Policy
 from rlhf.models.modules import seeded
-from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder
+from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Pretrained(Policy):
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
 
+    @no_progress_bars()
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
         """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is new.
 

@@ -29,9 +29,24 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """transformers draws no bars inside: they would interleave with a run's own output."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 # ---------------------------------------------------------------------------------------------------------------- save
 
 
+@no_progress_bars()
 def save_language_model(
     directory: str | Path,
     module: PolicyModel | PreTrainedModel,
@@ -61,6 +76,7 @@ def save_language_model(
         config.save_pretrained(folder)  # after the model's own, which it replaces
 
 
+@no_progress_bars()
 def save_value_model(
     directory: str | Path,
     model: ValueModel,
@@ -192,6 +208,7 @@ def check_loaded(path: str | Path, info: Mapping[str, Any]) -> None:
         )
 
 
+@no_progress_bars()
 def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedTokenizerBase]:
     """Reads what :func:`save_value_model` wrote, head and normalisation included.
 
