@@ -130,7 +130,10 @@ class RatedTexts(Source):
 
         rated = [r for r in self._rated() if self.min_rating is None or r.rating is None or r.rating >= self.min_rating]
         if all(r.rating is None for r in rated):
-            raise ValueError(f"{self.path}: no text is left with min_rating {self.min_rating}; lower it")
+            least = "" if self.min_rating is None else f" of at least {self.min_rating}"
+            raise ValueError(
+                f"{self.path}: no row has a text and a rating{least}; lower min_rating, or name other columns"
+            )
         rows = self._pairs(rated) if self.form == "comparisons" else [self._row(r) for r in rated[: self.rows]]
         return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in rows[0]})
 

@@ -15,24 +15,30 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import exp
+from math import tanh
 from typing import NamedTuple
 
-PRODUCTS = "phone laptop tablet watch radio printer scanner speaker console router monitor recorder".split()
-ASPECTS = "screen battery price sound camera design weight speed keyboard charger software case".split()
-GOOD = """superb lovely great sharp solid clever neat smooth brilliant pleasant reliable delightful fantastic crisp
-elegant gorgeous perfect wonderful handy splendid charming refined sturdy generous""".split()
-FAIR = "average okay ordinary passable typical decent bearable standard".split()
-BAD = """awful poor dull weak clumsy ugly flimsy annoying terrible dreadful shoddy cheap disappointing faulty messy
-useless horrible nasty crude fragile awkward mediocre sloppy unpleasant""".split()
-DEGREES = "very really truly rather quite fairly pretty simply".split()
-PEOPLE = "wife brother boss neighbour daughter friend sister uncle".split()
-TIMES = "last week|in spring|two months ago|on Monday|for my birthday|before the holidays|a year ago|in town".split("|")
-DETAILS = """after two weeks|in direct sun|on long trips|with cold hands|at full load|during video calls|under daily use
-for the whole day|next to older ones|in a noisy office|on the night train|with gloves on|after a fall|in heavy rain
-while cooking|at my desk|when travelling|over many hours|for small children|out of the box""".replace("\n", "|").split(
-    "|"
+
+def _list(text: str, mark: str | None = None) -> list[str]:
+    return [item.strip() for item in text.split(mark)]
+
+
+PRODUCTS = _list("phone laptop tablet watch radio printer scanner speaker console router monitor recorder")
+ASPECTS = _list("screen battery price sound camera design weight speed keyboard charger software case")
+GOOD = _list("""superb lovely great sharp solid clever neat smooth brilliant pleasant reliable delightful fantastic
+    crisp elegant gorgeous perfect wonderful handy splendid charming refined sturdy generous""")
+FAIR = _list("average okay ordinary passable typical decent bearable standard")
+BAD = _list("""awful poor dull weak clumsy ugly flimsy annoying terrible dreadful shoddy cheap disappointing faulty
+    messy useless horrible nasty crude fragile awkward mediocre sloppy unpleasant""")
+DEGREES = _list("very really truly rather quite fairly pretty simply")
+PEOPLE = _list("wife brother boss neighbour daughter friend sister uncle")
+TIMES = _list(
+    "last week|in spring|two months ago|on Monday|for my birthday|before the holidays|a year ago|in town", "|"
 )
+DETAILS = _list("""after two weeks|in direct sun|on long trips|with cold hands|at full load|during video calls|
+    under daily use|for the whole day|next to older ones|in a noisy office|on the night train|with gloves on|
+    after a fall|in heavy rain|while cooking|at my desk|when travelling|over many hours|for small children|
+    out of the box""", "|")  # fmt: skip
 
 OPENINGS = ["I bought this {product} {time}.", "This {product} arrived {time}.", "We got the {product} {time}.",
             "My {person} gave me this {product} {time}.", "I have owned the {product} for a while."]  # fmt: skip
@@ -63,14 +69,14 @@ _DETAIL = re.compile(rf"\b(?:{'|'.join(DETAILS)})\b")
 
 def _tags(text: str) -> list[str]:
     """Words and marks of a text, slot words replaced by their slot, between full stops."""
-    return [".", *(_TAGS.get(token, token) for token in _TOKEN.findall(text.lower()))]
+    tokens: list[str] = _TOKEN.findall(text.lower())
+    return [".", *(_TAGS.get(token, token) for token in tokens)]
 
 
 def _legal() -> Iterator[tuple[str, str]]:
     """Pairs of neighbouring tags that the grammar can write."""
     for template in OPENINGS + OPINIONS + CLOSINGS:
-        phrases = itertools.zip_longest(*SLOTS.values())
-        for row in phrases:
+        for row in itertools.zip_longest(*SLOTS.values()):
             words = {slot: word or choices[0] for (slot, choices), word in zip(SLOTS.items(), row, strict=True)}
             yield from itertools.pairwise(_tags(template.format_map(words)))
 
@@ -91,15 +97,14 @@ class _Reading(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def _read(response: str) -> _Reading:
-    text = response.lower()
     value: dict[str, float] = {}
     content: list[str] = []
     products: set[str] = set()
-    for sentence in text.split("."):
+    for sentence in response.lower().split("."):
         words = _TOKEN.findall(sentence)
         aspects = dict.fromkeys(word for word in words if _TAGS.get(word) == "{aspect}")
         opinions = [word for word in words if word in POLARITY]
-        polarity = sum(map(POLARITY.__getitem__, opinions)) / max(len(opinions), 1)
+        polarity = sum(POLARITY[word] for word in opinions) / max(len(opinions), 1)
         worth = (2.0 if opinions else 1.0) + polarity + 0.5 * bool(_DETAIL.search(sentence))
         for aspect in aspects:
             value.setdefault(aspect, worth / len(aspects))
@@ -174,14 +179,14 @@ def _task(rng: random.Random, held_out: bool) -> _Task:
 
 
 def _fill(rng: random.Random, templates: Sequence[str], **given: str) -> str:
-    return _SLOT.sub(lambda slot: given.get(slot[1]) or rng.choice(SLOTS[slot[1]]), rng.choice(templates))
+    return _SLOT.sub(lambda slot: given.get(slot[1], "") or rng.choice(SLOTS[slot[1]]), rng.choice(templates))
 
 
 def _write(rng: random.Random, product: str, aspects: Sequence[str], *, tone: float, detail: float) -> list[str]:
-    """Sentences of a fluent review: `tone` is the probability of praise, `detail` that of a detail."""
+    """Sentences of a fluent review, its aspects in any order; `tone`, `detail`: probabilities of praise and detail."""
     half = len(OPINIONS) // 2
     sentences = [_fill(rng, OPENINGS, product=product)] if rng.random() < 0.7 else []
-    for aspect in aspects:
+    for aspect in rng.sample(aspects, len(aspects)):
         words = GOOD if rng.random() < tone else FAIR if rng.random() < 0.3 else BAD
         shapes = OPINIONS[half:] if rng.random() < detail else OPINIONS[:half]
         sentences.append(_fill(rng, shapes, aspect=aspect, opinion=rng.choice(words)))
@@ -199,7 +204,6 @@ def _demonstration(rng: random.Random, task: _Task) -> list[str]:
     aspects = [aspect for aspect in task.aspects if rng.random() < 0.85]
     if rng.random() < 0.2:
         aspects += _others(rng, task.aspects, 1)
-    rng.shuffle(aspects)
     product = task.product if rng.random() < 0.9 else rng.choice(PRODUCTS)
     return _write(rng, product, aspects, tone=rng.betavariate(1.5, 1.5), detail=0.6 * rng.random())
 
@@ -231,13 +235,12 @@ def _candidate(rng: random.Random, task: _Task) -> str:
     if kind < 0.4:
         return " ".join(_demonstration(rng, task))
     if kind < 0.55:  # as good as can be
-        return " ".join(_write(rng, task.product, rng.sample(task.aspects, len(task.aspects)), tone=0.9, detail=0.7))
-    if kind < 0.8:  # astray: too much about too few aspects, or about something else
-        aspects = rng.sample(task.aspects, rng.randint(kind < 0.7, len(task.aspects)))
-        aspects += (
-            rng.choices(aspects, k=rng.randint(1, 3)) if kind < 0.7 else _others(rng, task.aspects, rng.randint(1, 3))
-        )
-        return " ".join(_write(rng, task.product, rng.sample(aspects, len(aspects)), tone=rng.random(), detail=0.4))
+        return " ".join(_write(rng, task.product, task.aspects, tone=0.9, detail=0.7))
+    if kind < 0.8:  # astray: one thing said again and again, or other things
+        again = kind < 0.7
+        aspects = rng.sample(task.aspects, rng.randint(again, len(task.aspects)))
+        aspects += rng.choices(aspects if again else _others(rng, task.aspects, 3), k=rng.randint(1, 3))
+        return " ".join(_write(rng, task.product, aspects, tone=rng.random(), detail=0.4))
     return _break(rng, _demonstration(rng, task) or ["It."])
 
 
@@ -246,9 +249,7 @@ def _fit_pair(rng: random.Random, task: _Task, *, doubled: float = 0.0) -> tuple
 
     With probability `doubled` one aspect gives way to another that is there already instead.
     """
-    chosen = " ".join(
-        _write(rng, task.product, rng.sample(task.aspects, len(task.aspects)), tone=rng.random(), detail=rng.random())
-    )
+    chosen = " ".join(_write(rng, task.product, task.aspects, tone=rng.random(), detail=rng.random()))
     if rng.random() < doubled:
         swaps = dict([rng.sample(task.aspects, 2)])
     else:
@@ -306,7 +307,7 @@ def comparisons(
         fit = rng.random() < fit_fraction
         a, b = _fit_pair(rng, task, doubled=0.1) if fit else (_candidate(rng, task), _candidate(rng, task))
         gold_a, gold_b = gold_reward([task.prompt] * 2, [a, b])
-        if rng.random() > 1 / (1 + exp((gold_b - gold_a) / temperature)):
+        if rng.random() > 0.5 + 0.5 * tanh((gold_a - gold_b) / (2 * temperature)):
             a, b = b, a
         yield {"prompt": task.prompt, "chosen": a, "rejected": b}
 

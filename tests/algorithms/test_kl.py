@@ -35,7 +35,7 @@ def test_adaptive_settings_are_checked():
 
 
 def test_k1_is_no_loss():  # case B6
-    with pytest.raises(ValueError, match="k1.*expectation zero; set estimator k2"):
+    with pytest.raises(ValueError, match=r"k1.*expectation zero; set estimator k2"):
         KL(estimator="k1", where="loss")
     assert KL(estimator="k1").where == "reward"
 

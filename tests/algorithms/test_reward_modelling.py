@@ -2,17 +2,19 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import tiny_runs
 import torch
 
+from rlhf.algorithms.reward_modelling import RewardModelling
 from rlhf.data.examples import ComparisonExample
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
-from rlhf.interfaces import LanguageModel
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
+from rlhf.models.policy import FromScratch
 from rlhf.models.rewards import ScalarReward
 from rlhf.models.storage import load_value_model
 from rlhf.types import Outputs
@@ -65,7 +67,7 @@ def test_loss_by_hand_and_duplicates_change_nothing():  # case D4
 def test_all_pairs_of_a_prompt_together_weigh_1():
     model = tiny_runs.reward_modelling()
     batch = model.collate(pairs(3, weights=[0.5, 0.5, 1.0]), pad_id=0)
-    (term,), tally = model.loss(scores([0.0, 0.0, 40.0], [0.0, 0.0, 0.0]), batch)
+    _, tally = model.loss(scores([0.0, 0.0, 40.0], [0.0, 0.0, 0.0]), batch)
     assert model.denominators(batch) == {"reward": 2.0}
     assert tally.compute()["loss"] == pytest.approx(math.log(2) / 2)
     assert tally.compute()["accuracy"] == 0.5
@@ -76,7 +78,8 @@ def test_margin_and_smoothing_by_hand():
     outputs = scores([3.0], [0.0])
     plain = tiny_runs.reward_modelling().loss(outputs, batch)[1].compute()["loss"]
     assert plain == pytest.approx(math.log1p(math.exp(-3)))
-    margin = tiny_runs.reward_modelling(margin=0.5).loss(outputs, batch)[1].compute()["loss"]
+    weighted = RewardModelling(model=tiny_runs.policy(), data=tiny_runs.data("comparison"), margin=0.5)
+    margin = weighted.loss(outputs, batch)[1].compute()["loss"]
     assert margin == pytest.approx(math.log1p(math.exp(-2)))
     smooth = tiny_runs.reward_modelling(label_smoothing=0.1).loss(outputs, batch)[1].compute()["loss"]
     assert smooth == pytest.approx(math.log1p(math.exp(-3)) + 0.1 * 3)
@@ -111,21 +114,21 @@ def test_normalisation_is_stored_and_read_back(trained):  # case D7
 
 
 def test_training_and_ppo_read_the_same_score(trained, tmp_path):  # case D2
-    _, _, directory = trained
-    model, tokenizer = load_value_model(directory / "model")
+    former, _, directory = trained
+    model, _ = load_value_model(directory / "model")
 
-    class Saved(tiny_runs.FromScratch):
-        """The policy whose tokenizer the reward model has."""
-
+    @dataclass(frozen=True, kw_only=True)
+    class SameTokenizer(FromScratch):
         def build(self, corpus, *, seed):
-            return LanguageModel(super().build(lambda: ["abcdef=xyz"], seed=seed).module, tokenizer)
+            return super().build(lambda: former.algorithm.data.corpus("reward"), seed=seed)
 
-    reward = ScalarReward(path=str(directory / "model"))
     settings = tiny_runs.ppo(
-        policy=Saved(config=tiny_runs.policy().config, vocab_size=len(tokenizer)),
-        reward=reward,
+        policy=SameTokenizer(config=tiny_runs.policy().config, vocab_size=280),
+        reward=ScalarReward(path=str(directory / "model")),
         engine=Local(micro_batch_size=2),
-        sampling=Sampling(max_new_tokens=9),
+        sampling=Sampling(max_new_tokens=9, stop_tokens=tiny_runs.STOPS),
+        data=tiny_runs.data("prompt", 40),
+        batch_size=32,
     )
     trainer = OnlineTrainer(settings, tiny_runs.context(tmp_path))
     rollout = trainer.generate_experience().rollout

@@ -57,7 +57,7 @@ def test_min_rating_selects_in_every_form(rated) -> None:
     assert rated("demonstrations", min_rating=2.0, prompt_words=1).load()["prompt"][:] == ["A", None]
     chosen = rated("comparisons", min_rating=2.0).load()
     assert {(row["chosen"], row["rejected"]) for row in chosen.to_list()} == {("Superb.", "A fine film about trains.")}
-    with pytest.raises(ValueError, match=r"no text is left with min_rating 3.5"):
+    with pytest.raises(ValueError, match=r"no row has a text and a rating of at least 3.5; lower min_rating"):
         rated("texts", min_rating=3.5).load()
 
 

@@ -1,0 +1,120 @@
+"""The offline loop: batches, evaluation, and resuming at every step."""
+
+import math
+
+import pytest
+import tiny_runs
+import torch
+
+from rlhf.algorithms.schedules import CosineDecay
+from rlhf.loops.offline import OfflineTrainer
+from rlhf.types import Labelled
+
+
+def short():
+    """20 training rows in batches of 6: 7 steps over 2 epochs, the last one short."""
+    return tiny_runs.sft(
+        policy=tiny_runs.policy(dropout=0.1),
+        data=tiny_runs.data("demonstration", 24),
+        batch_size=6,
+        epochs=2.0,
+        eval_every=2,
+        save_every=1,
+        schedule=CosineDecay(warmup=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    figures = OfflineTrainer(short(), tiny_runs.context(directory)).fit()
+    return directory, figures
+
+
+def test_steps_of_the_whole_run(whole):  # case F2
+    directory, figures = whole
+    lines = tiny_runs.metrics(directory)
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["step"] for line in lines if "eval/loss" in line] == [2, 4, 6, 7]
+    # windows carried over epochs: ⌈2 · 20 / 6⌉ = 7 steps, not 2 · ⌊20 / 6⌋
+    rates = [line["lr/policy"] for line in lines if "lr/policy" in line]
+    assert rates[:3] == [0, 0.005, 0.01] and rates[2:] == sorted(rates[2:], reverse=True)
+    assert figures["step"] == 7 and figures["eval/perplexity"] == pytest.approx(math.exp(figures["eval/loss"]))
+    assert {"memory/peak_gb", "time/train", "data/rows_dropped", "throughput/samples_per_s"} <= figures.keys()
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_resumed_in_the_middle_of_any_step(whole, tmp_path, step):
+    with pytest.raises(tiny_runs.Killed):
+        OfflineTrainer(short(), tiny_runs.context(tmp_path, sinks=(tiny_runs.KillAt(step=step),))).fit()
+    torch.manual_seed(99)
+    figures = OfflineTrainer(short(), tiny_runs.context(tmp_path)).fit()
+    assert tiny_runs.metrics(tmp_path) == tiny_runs.metrics(whole[0])
+    assert tiny_runs.same_weights(tmp_path / "model", whole[0] / "model")
+    assert figures["eval/loss"] == whole[1]["eval/loss"]
+
+
+def test_the_next_rate_after_resuming_is_the_next_rate(whole, tmp_path):  # case F2
+    trainer = OfflineTrainer(short(), tiny_runs.context(tmp_path))
+    for _ in range(3):
+        trainer.train_step(trainer.next_batch())
+    other = OfflineTrainer(short(), tiny_runs.context(tmp_path))
+    other.load_state_dict(trainer.state_dict())
+    assert other.train_step(other.next_batch())["lr/policy"] == tiny_runs.metrics(whole[0])[4]["lr/policy"]
+
+
+def test_every_row_is_seen_once_an_epoch(tmp_path):
+    settings = tiny_runs.sft(data=tiny_runs.data("demonstration", 24), batch_size=6, epochs=1.0)
+    trainer = OfflineTrainer(settings, tiny_runs.context(tmp_path))
+    batches = [trainer.next_batch() for _ in range(trainer.total_steps)]
+    assert [len(batch) for batch in batches] == [6, 6, 6, 2]
+
+
+def test_steps_overrule_epochs(tmp_path):
+    settings = tiny_runs.sft(data=tiny_runs.data("demonstration", 24), batch_size=6, steps=5, epochs=1.0)
+    trainer = OfflineTrainer(settings, tiny_runs.context(tmp_path))
+    assert trainer.total_steps == 5 and [len(trainer.next_batch()) for _ in range(5)] == [6] * 5
+
+
+def test_evaluation_is_a_mean_over_tokens(tmp_path):  # case I2
+    trainer = OfflineTrainer(tiny_runs.sft(), tiny_runs.context(tmp_path))
+
+    def rows(count, token):
+        sequences, mask = tiny_runs.right_padded([[0] + [token] * count])
+        return Labelled(sequences=sequences, mask=mask)
+
+    trainer.engine.model = tiny_runs.Ids()  # a token's loss is its id
+    trainer.heldout = [rows(10, 1), rows(30, 3)]
+    figures = trainer.evaluate()
+    assert figures["eval/loss"] == pytest.approx(2.5)
+    assert figures["eval/perplexity"] == pytest.approx(12.182494)
+
+
+def test_throughput_counts_what_was_learned_from(tmp_path, monkeypatch):  # case I5
+    trainer = OfflineTrainer(tiny_runs.sft(batch_size=8), tiny_runs.context(tmp_path))
+    ticks = iter([10.0, 12.0])
+    monkeypatch.setattr("rlhf.loops.offline.time.perf_counter", lambda: next(ticks))
+    batch = trainer.next_batch()
+    figures = trainer.train_step(batch)
+    assert figures["throughput/samples_per_s"] == 4.0
+    assert figures["throughput/train_tokens_per_s"] == int(batch.sequences.attention_mask.sum()) / 2
+    assert figures["time/train"] == 2.0
+
+
+def test_samples_of_comparisons_are_pairs(tmp_path, monkeypatch):  # case I5
+    trainer = OfflineTrainer(tiny_runs.reward_modelling(batch_size=8), tiny_runs.context(tmp_path))
+    ticks = iter([0.0, 2.0])
+    monkeypatch.setattr("rlhf.loops.offline.time.perf_counter", lambda: next(ticks))
+    assert trainer.train_step(trainer.next_batch())["throughput/samples_per_s"] == 4.0
+
+
+def test_dropped_rows_are_counted(tmp_path):
+    settings = tiny_runs.sft(data=tiny_runs.data("demonstration", max_prompt_tokens=4), steps=1)
+    trainer = OfflineTrainer(settings, tiny_runs.context(tmp_path))
+    figures = trainer.fit()
+    assert trainer.data.rows_dropped > 0 and figures["data/rows_dropped"] == trainer.data.rows_dropped
+
+
+def test_without_held_out_rows_there_is_no_evaluation(tmp_path):
+    settings = tiny_runs.sft(data=tiny_runs.data("demonstration", eval_rows=0), steps=1)
+    assert "eval/loss" not in OfflineTrainer(settings, tiny_runs.context(tmp_path)).fit()

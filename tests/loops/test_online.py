@@ -1,0 +1,396 @@
+"""The on-policy loop: what an iteration measures and does."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import tiny_runs
+import torch
+
+from rlhf.algorithms.advantages import GroupNorm
+from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
+from rlhf.algorithms.kl import KL, Adaptive, Fixed
+from rlhf.algorithms.normalization import ScoreNormalization
+from rlhf.algorithms.objectives import Mixture
+from rlhf.algorithms.optimizers import SGD, AdamW
+from rlhf.algorithms.schedules import LinearDecay
+from rlhf.data.collate import collate_labelled
+from rlhf.engines.inference.sampling import Sampling
+from rlhf.engines.local import Local
+from rlhf.interfaces import RewardModel, Scorer
+from rlhf.loops.online import OnlineTrainer
+from rlhf.types import Scores, Sequences
+
+
+def trainer(directory, **settings) -> OnlineTrainer:
+    return OnlineTrainer(tiny_runs.ppo(**settings), tiny_runs.context(directory))
+
+
+def weights(engine):
+    return {name: tensor.clone() for name, tensor in engine.full_state().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ------------------------------------------------------------------------------------- before the policy has moved
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.0), AdamW(lr=0.0)], ids=["SGD", "AdamW"])
+@pytest.mark.parametrize("rescore", [True, False])
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_a_policy_that_stands_still(tmp_path, optimizer, rescore, temperature):  # cases A2, E6
+    run = trainer(
+        tmp_path,
+        policy=tiny_runs.policy(dropout=0.1),
+        optimizer=optimizer,
+        rescore=rescore,
+        epochs=2,
+        sampling=Sampling(max_new_tokens=8, temperature=temperature, top_k=50, stop_tokens=tiny_runs.STOPS),
+    )
+    for _ in range(2):
+        figures = run.train_rlhf(run.generate_experience())
+        assert figures["policy/ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert figures["policy/clip_fraction"] == 0
+        for name in ("policy/approx_kl", "kl/ref_k1", "kl/ref_k3", "kl/sequence"):
+            assert abs(figures[name]) < 1e-5, name
+        assert ("rollout/logprob_gap" in figures) == rescore
+        if rescore:
+            assert figures["rollout/logprob_gap"] < 1e-5
+
+
+def test_scoring_twice_is_bit_equal(tmp_path):  # case E6
+    run = trainer(tmp_path, policy=tiny_runs.policy(dropout=0.1))
+    rollout = run.generate_experience().rollout
+    first, second = (run.infer(run.policy, rollout, ("logprobs", "entropy")) for _ in range(2))
+    assert torch.equal(first["logprobs"], second["logprobs"]) and torch.equal(first["entropy"], second["entropy"])
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+
+def test_kl_logged_is_the_kl_penalised(tmp_path):  # case I1
+    figures = {}
+    for estimator in ("k1", "k2", "k3"):
+        run = trainer(tmp_path, kl=KL(estimator=estimator, controller=Fixed(coef=0.5)), score_clip=None)
+        run.train_rlhf(run.generate_experience())  # moves the policy away from the reference
+        experience = run.generate_experience()
+        figures = experience.metrics.compute()
+        length = figures["rollout/length"]
+        penalty = figures["reward/score"] - figures["reward/total"]  # both are sums of a response
+        assert penalty == pytest.approx(0.5 * figures[f"kl/ref_{estimator}"] * length, rel=1e-4)
+        assert penalty != pytest.approx(0, abs=1e-3)
+        assert figures["kl/sequence"] == pytest.approx(figures["kl/ref_k1"] * length, rel=1e-5)
+
+
+def test_kl_is_positive_where_the_policy_is_above_the_reference(tmp_path):  # case I1: the sign
+    run = trainer(tmp_path, optimizer=SGD(lr=0.0))
+    experience = run.generate_experience()
+    tokens = experience.rollout.sequences.response_ids[experience.rollout.mask]
+    with torch.no_grad():  # the reference now likes the sampled tokens less
+        run.reference.model.lm.lm_head.weight.data = run.reference.model.lm.lm_head.weight.data.clone()
+        run.reference.model.lm.lm_head.weight[tokens.unique()] *= 0.5
+    figures = run.assess(experience.rollout).metrics.compute()
+    assert figures["kl/ref_k3"] > 0.001 and figures["kl/ref_k1"] != 0
+    rewards = run.assess(experience.rollout).scored.rewards
+    ratios = run.infer(run.policy, experience.rollout, ("logprobs",))["logprobs"]
+    ratios = ratios - run.infer(run.reference, experience.rollout, ("logprobs",))["logprobs"]
+    inner = experience.rollout.mask.clone()
+    inner[torch.arange(len(inner)), experience.rollout.mask.sum(1) - 1] = False  # the last token has the score too
+    torch.testing.assert_close(rewards[inner], -0.05 * ratios[inner])
+
+
+def test_padding_changes_no_figure(tmp_path):  # cases A7, B1, I1
+    run = trainer(tmp_path)
+    run.train_rlhf(run.generate_experience())
+    rollout = run.generate_experience().rollout
+    wide = dataclasses.replace(
+        rollout,
+        sequences=Sequences(
+            torch.nn.functional.pad(rollout.sequences.ids, (3, 9), value=77),
+            torch.nn.functional.pad(rollout.sequences.attention_mask, (3, 9), value=False),
+            rollout.sequences.prompt_width + 3,
+        ),
+        mask=torch.nn.functional.pad(rollout.mask, (0, 9), value=False),
+        rollout_logprobs=torch.nn.functional.pad(rollout.rollout_logprobs, (0, 9), value=5.0),
+        behaviour_logprobs=torch.nn.functional.pad(rollout.behaviour_logprobs, (0, 9), value=5.0),
+    )
+    narrow, padded = run.assess(rollout), run.assess(wide)
+    plain, other = ({k: v for k, v in e.metrics.compute().items() if "time" not in k} for e in (narrow, padded))
+    assert other == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    width = rollout.mask.shape[1]
+    for name in ("old_logprobs", "ref_logprobs", "values", "advantages", "returns"):
+        torch.testing.assert_close(getattr(padded.batch, name)[:, :width], getattr(narrow.batch, name))
+        assert getattr(padded.batch, name)[:, width:].eq(0).all()
+
+
+def test_micro_batches_change_nothing(tmp_path):  # case C1
+    found = []
+    for size in (1, 4, None):
+        run = trainer(tmp_path, engine=Local(micro_batch_size=size), critic=SharedTrunk())
+        found.append(run.train_rlhf(run.generate_experience()))
+        found[-1] = {k: v for k, v in found[-1].items() if not k.startswith(tiny_runs.TIMED)}
+    assert found[0] == pytest.approx(found[2], rel=1e-4, abs=1e-5)
+    assert found[1] == pytest.approx(found[2], rel=1e-4, abs=1e-5)
+
+
+def test_throughput_counts_the_steps_really_made(tmp_path, monkeypatch):  # case I5
+    run = trainer(tmp_path, target_kl=1e-9, epochs=4)
+    experience = run.generate_experience()
+    clock = iter([0.0, 2.0])
+    monkeypatch.setattr("rlhf.loops.online.time.perf_counter", lambda: next(clock))
+    trained = []
+    select = type(experience.batch).select
+
+    def counting(batch, rows):
+        part = select(batch, rows)
+        if len(batch) == 8:
+            trained.append(int(part.sequences.attention_mask.sum()))
+        return part
+
+    monkeypatch.setattr(type(experience.batch), "select", counting)
+    figures = run.train_rlhf(experience)
+    assert figures["update/steps"] == len(trained) < 8 and figures["update/samples"] == 4 * len(trained)
+    assert figures["throughput/train_tokens_per_s"] == sum(trained) / 2
+    assert figures["time/train"] == 2.0
+
+
+# ----------------------------------------------------------------------------------------------------------- scores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerToken(RewardModel):
+    """One for every token."""
+
+    def build(self, engine, tokenizer) -> Scorer:
+        return _PerToken()
+
+
+class _PerToken(Scorer):
+    def __call__(self, rollout) -> Scores:
+        return Scores(torch.ones(rollout.mask.shape), {"tokens": rollout.mask.sum(1)})
+
+
+def test_a_response_without_its_end_loses_the_penalty(tmp_path):
+    for reward in (tiny_runs.LETTERS, PerToken()):
+        plain = trainer(tmp_path, reward=reward).generate_experience()
+        run = trainer(tmp_path, reward=reward, missing_end_penalty=1.5)
+        experience = run.generate_experience()
+        ended = experience.rollout.ended
+        assert ended.any() and not ended.all()
+        taken = plain.scored.scores - experience.scored.scores
+        torch.testing.assert_close(taken, torch.where(ended, 0.0, 1.5))
+        # logged as the reward model gave it
+        assert experience.metrics.compute()["reward/score"] == plain.metrics.compute()["reward/score"]
+        torch.testing.assert_close(plain.scored.rewards.sum(1) - experience.scored.rewards.sum(1), taken)
+
+
+def test_scores_per_token(tmp_path):
+    run = trainer(tmp_path, reward=PerToken(), kl=None)
+    experience = run.generate_experience()
+    mask = experience.rollout.mask
+    assert torch.equal(experience.scored.rewards, mask.float())
+    assert torch.equal(experience.scored.scores, mask.sum(1).float())
+    figures = experience.metrics.compute()
+    assert figures["reward/tokens"] == figures["reward/score"] == figures["rollout/length"]
+
+
+def test_scores_are_measured_in_the_starting_policys(tmp_path):
+    run = trainer(tmp_path, score_normalization=ScoreNormalization(samples=64), score_clip=None)
+    experience = run.generate_experience()
+    measured = run.normalization.state_dict()
+    raw = run.scorer(experience.rollout).total
+    expected = (raw - measured["mean"]) / measured["std"]
+    torch.testing.assert_close(experience.scored.scores, expected.float())
+    assert experience.metrics.compute()["reward/score"] == pytest.approx(float(raw.mean()))
+    run.train_rlhf(experience)
+    run.generate_experience()
+    assert run.normalization.state_dict() == measured  # of the start, and only once
+
+
+def test_what_was_cut_goes_on_with_its_value_and_what_ended_does_not(tmp_path):
+    run = trainer(tmp_path)
+    scored = run.generate_experience().scored
+    rollout = trainer(tmp_path).generate_experience().rollout
+    assert scored.bootstrap[rollout.ended].eq(0).all()
+    assert scored.bootstrap[~rollout.ended].ne(0).all()
+    # the state after the last token is where a reward model would read
+    assert torch.equal(
+        scored.bootstrap[~rollout.ended],
+        run.infer(run.critic, rollout, ("scores",))["scores"][~rollout.ended],
+    )
+
+
+def test_groups_are_the_responses_to_a_prompt(tmp_path):
+    run = trainer(tmp_path, advantage=GroupNorm(), samples_per_prompt=4)
+    experience = run.generate_experience()
+    assert experience.rollout.groups.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert len(set(experience.rollout.prompts.text[:4])) == 1 and run.critic is None
+    assert len(set(experience.rollout.text[:4])) > 1
+    assert experience.batch.values is None and experience.batch.returns is None
+
+
+def test_new_random_numbers_in_every_iteration(tmp_path):
+    run = trainer(tmp_path, optimizer=SGD(lr=0.0))
+    prompts = run.next_prompts()
+    first, second = (run.generate_experience(prompts).rollout for _ in range(2))
+    assert list(first.text) != list(second.text) and run.responses == 16
+
+
+# ----------------------------------------------------------------------------------------------------------- update
+
+
+def test_a_critic_with_its_own_trunk_warms_up_alone(tmp_path):
+    run = trainer(
+        tmp_path, critic=OwnTrunk(warmup_iterations=1), averaging=EMA(decay=0.5), schedule=LinearDecay(), iterations=3
+    )
+    policy, critic = weights(run.policy), weights(run.critic)
+    figures = run.train_rlhf(run.generate_experience())
+    assert same(policy, weights(run.policy)) and not same(critic, weights(run.critic))
+    assert (run.steps, run.policy.steps, run.critic.steps, run.average.updates) == (2, 0, 2, 0)
+    assert "loss/policy" not in figures and "lr/policy" not in figures and figures["lr/value"] > 0
+    rates = [run.train_rlhf(run.generate_experience())["lr/policy"] for _ in range(2)]
+    assert not same(policy, weights(run.policy))
+    # four steps are the policy's: factors 1, ¾, ½, ¼, two an iteration
+    assert rates == [pytest.approx(0.01 * 0.875), pytest.approx(0.01 * 0.375)]
+
+
+def test_a_shared_critic_warms_up_without_moving_the_policy(tmp_path):
+    run = trainer(tmp_path, critic=SharedTrunk(warmup_iterations=1), optimizer=AdamW(lr=0.01, weight_decay=0.1))
+    before = weights(run.policy)
+    figures = run.train_rlhf(run.generate_experience())
+    after = weights(run.policy)
+    moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"head"}
+    assert figures["loss/value"] > 0 and "loss/policy" not in figures
+    run.train_rlhf(run.generate_experience())
+    later = weights(run.policy)
+    assert {name.split(".")[0] for name in after if not torch.equal(after[name], later[name])} == {"head", "lm"}
+
+
+def test_an_update_stops_early_on_kl(tmp_path):
+    run = trainer(tmp_path, target_kl=1e-6, epochs=3)
+    figures = run.train_rlhf(run.generate_experience())
+    assert figures["update/steps"] == 2  # the first step sees no KL, the second does
+    assert (run.steps, run.iteration) == (2, 1)
+    free = trainer(tmp_path, epochs=3)
+    assert free.train_rlhf(free.generate_experience())["update/steps"] == 6
+
+
+def test_the_kl_coefficient_follows_what_was_measured(tmp_path):  # case F3
+    run = trainer(tmp_path, kl=KL(controller=Adaptive(coef=0.2, target=6.0, horizon=100)))
+    figures = run.train_rlhf(run.generate_experience())
+    assert figures["kl/coef"] == 0.2  # the one that was used
+    # no KL yet: the error is cut at −0.2, and the iteration had 8 responses of a horizon of 100
+    assert run.kl_coef == pytest.approx(0.2 * (1 - 0.2 * 8 / 100))
+
+
+def test_order_of_mini_batches_is_another_in_every_epoch(tmp_path):
+    run = trainer(tmp_path, epochs=2)
+    orders = [rows.tolist() for rows in run._mini_batches(8)]
+    assert sorted(orders[0] + orders[1]) == sorted(orders[2] + orders[3]) == list(range(8))
+    assert orders[:2] != orders[2:]
+
+
+# ---------------------------------------------------------------------------------------------------------- mixture
+
+
+def mixture(**settings):
+    return Mixture(data=tiny_runs.data("text", eval_rows=0), batch_size=8, gradient_every=1, **settings)
+
+
+def test_gradients_of_policy_and_mixture_by_themselves(tmp_path):
+    run = trainer(tmp_path, mixture=mixture(coef=0.5), critic=None, advantage=GroupNorm(), samples_per_prompt=4)
+    batch = run.generate_experience().batch
+    reference = copy.deepcopy(run.policy)
+    state = run.mixture.state_dict()
+    figures = run._optimiser_step(batch)
+    run.mixture.load_state_dict(state)
+    texts = collate_labelled(run.mixture.next(8), pad_id=run.pad_id)
+
+    def alone(loss):
+        reference.model.zero_grad()
+        loss.backward()
+        return torch.cat([shard.flatten() for shard in reference.gradient()])
+
+    def logprobs(part):
+        return reference.model(part.sequences, mask=part.mask).logprobs
+
+    mix = alone(-0.5 * logprobs(texts).sum() / texts.mask.sum())
+    policy = alone((run.algorithm.policy_loss(logprobs(batch), batch)).sum() / batch.mask.sum())
+    assert figures["gradient/mixture_norm"] == pytest.approx(mix.norm().item(), rel=1e-4)
+    assert figures["gradient/policy_norm"] == pytest.approx(policy.norm().item(), rel=1e-4)
+    cosine = torch.nn.functional.cosine_similarity(mix, policy, dim=0).item()
+    assert figures["gradient/cosine"] == pytest.approx(cosine, abs=1e-4)
+    assert figures["grad_norm/policy"] == pytest.approx((mix + policy).norm().item(), rel=1e-4)
+    assert figures["loss/mixture"] > 3
+
+
+def test_parallel_gradients_have_cosine_1(tmp_path):
+    run = trainer(tmp_path, mixture=mixture())
+    state = run.mixture.state_dict()
+    run._accumulate_mixture(run.generate_experience().metrics)  # stands for the policy's gradient
+    run.mixture.load_state_dict(state)
+    figures = run._accumulate_mixture(run.generate_experience().metrics)
+    assert figures["gradient/cosine"] == pytest.approx(1, abs=1e-6)
+    assert figures["gradient/policy_norm"] == pytest.approx(figures["gradient/mixture_norm"], rel=1e-5)
+
+
+def test_gradients_are_compared_every_so_many_steps(tmp_path):
+    settings = dataclasses.replace(mixture(), gradient_every=2, batch_size=None)
+    run = trainer(tmp_path, mixture=settings, batch_size=16)
+    told = []
+    run.train_rlhf(run.generate_experience(), told.append)
+    assert ["gradient/cosine" in step for step in told] == [True, False, True, False]
+    assert run.mixture.state_dict()["position"] == 16  # as many texts as responses
+
+
+# ------------------------------------------------------------------------------------------------------------ state
+
+
+def test_another_run_continues_from_the_state(tmp_path):
+    def fresh():
+        return trainer(
+            tmp_path,
+            mixture=mixture(),
+            averaging=EMA(decay=0.9),
+            kl=KL(controller=Adaptive(horizon=100)),
+            score_normalization=ScoreNormalization(samples=16),
+        )
+
+    run = fresh()
+    run.train_rlhf(run.generate_experience())
+    other = fresh()
+    other.load_state_dict(copy.deepcopy(run.state_dict()))
+    one, two = (r.train_rlhf(r.generate_experience()) for r in (run, other))
+    for figures in (one, two):
+        for name in [name for name in figures if name.startswith(tiny_runs.TIMED)]:
+            del figures[name]
+    assert one == two
+    assert same(weights(run.policy), weights(other.policy)) and same(weights(run.critic), weights(other.critic))
+    assert all(torch.equal(a, b) for a, b in zip(run.average.shards, other.average.shards, strict=True))
+    assert math.isfinite(one["loss/total"])
+
+
+def test_a_reference_of_another_vocabulary_is_refused(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Other(tiny_runs.FromScratch):
+        def build(self, corpus, *, seed):
+            return super().build(lambda: ["other words"], seed=seed)
+
+    with pytest.raises(ValueError, match="reference: its vocabulary differs"):
+        trainer(tmp_path, reference=Other(config=tiny_runs.policy().config, vocab_size=280))
+
+
+def test_a_reference_of_its_own(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class SameTokenizer(tiny_runs.FromScratch):
+        def build(self, corpus, *, seed):
+            return super().build(lambda: tiny_runs.data("prompt").corpus("ppo"), seed=seed)
+
+    reference = SameTokenizer(config=tiny_runs.policy().config, vocab_size=280)
+    figures = trainer(tmp_path, reference=reference).generate_experience().metrics.compute()
+    assert figures["kl/sequence"] > 0.1  # it is not the policy's start

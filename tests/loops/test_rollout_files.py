@@ -1,0 +1,29 @@
+"""Rollouts as JSON lines."""
+
+import json
+
+import pytest
+import tiny_runs
+
+from rlhf.loops.online import OnlineTrainer
+from rlhf.loops.rollout_files import experience_rows, rollout_rows, write_rows
+
+
+def test_rows_have_figures_of_real_tokens_only(tmp_path):
+    trainer = OnlineTrainer(tiny_runs.ppo(kl=None), tiny_runs.context(tmp_path))
+    experience = trainer.generate_experience()
+    rows = experience_rows(experience, 3)
+    assert len(rows) == 3 and len(rollout_rows(experience.rollout)) == 8
+    for index, row in enumerate(rows):
+        length = int(experience.rollout.mask[index].sum())
+        assert len(row["tokens"]) == len(row["advantages"]) == len(row["values"]) == length
+        assert row["score"] == pytest.approx(sum(row["rewards"]))
+        assert "ref_logprobs" not in row  # there is no reference without a KL
+        assert row["tokens"] == experience.rollout.sequences.response_ids[index, :length].tolist()
+
+
+def test_writing_replaces(tmp_path):
+    path = tmp_path / "deep" / "rows.jsonl"
+    write_rows(path, [{"a": 1}, {"a": "é"}])
+    write_rows(path, [{"a": "é"}])
+    assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == [{"a": "é"}]

@@ -1,0 +1,264 @@
+"""Experiments: references, which stages run, and what is never deleted."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import tiny_runs
+
+import rlhf.loops
+from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.critics import OwnTrunk
+from rlhf.algorithms.optimizers import AdamW
+from rlhf.config import load
+from rlhf.errors import UserError
+from rlhf.experiment import Experiment, differences, references, resolve, settings_tree
+from rlhf.models.policy import Pretrained
+from rlhf.models.rewards import ScalarReward, Weighted
+
+
+def pipeline(tmp_path, **changes: Any) -> Experiment:
+    """The three phases, one or two steps each; ``changes`` are settings of stages."""
+    stages = {
+        "sft": tiny_runs.sft(steps=2),
+        "reward": tiny_runs.reward_modelling(model=Pretrained(path="@sft"), steps=2),
+        "ppo": tiny_runs.ppo(
+            policy=Pretrained(path="@sft"),
+            reward=ScalarReward(path="@reward"),
+            critic=OwnTrunk(path="@reward"),
+            averaging=EMA(),
+            iterations=1,
+            save_every=0,
+        ),
+    }
+    for name, settings in changes.items():
+        stages[name] = dataclasses.replace(stages[name], **settings)
+    return Experiment(name="toy", output_dir=str(tmp_path), stages=stages)
+
+
+# ------------------------------------------------------------------------------------------------------- references
+
+
+def test_references_are_found_and_resolved(tmp_path):
+    experiment = pipeline(tmp_path)
+    found = list(references(experiment.stages["ppo"]))
+    assert found == [("policy.path", "@sft"), ("reward.path", "@reward"), ("critic.path", "@reward")]
+    resolved = resolve(experiment.stages["ppo"], experiment.folders())
+    assert resolved.policy.path == str(tmp_path / "toy" / "sft" / "model")
+    assert resolved.critic.path == str(tmp_path / "toy" / "reward" / "model")
+    assert experiment.stages["ppo"].policy.path == "@sft"
+    assert experiment.folders()["@ppo/ema"] == str(tmp_path / "toy" / "ppo" / "ema")
+    assert experiment.check() == []
+
+
+def test_references_inside_dicts(tmp_path):
+    reward = Weighted(models={"a": ScalarReward(path="@reward")}, weights={"a": 1.0})
+    experiment = pipeline(tmp_path, ppo={"reward": reward})
+    assert ("reward.models.a.path", "@reward") in list(references(experiment.stages["ppo"]))
+    resolved = resolve(experiment.stages["ppo"], experiment.folders())
+    assert resolved.reward.models["a"].path == str(tmp_path / "toy" / "reward" / "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("@stf", "no earlier stage leaves '@stf'; did you mean @sft? Known: @sft, @reward"),
+        ("@sft/ema", "no earlier stage leaves '@sft/ema'; did you mean @sft? Known: @sft, @reward"),
+        ("@ppo", "no earlier stage leaves '@ppo'; Known: @sft, @reward"),
+    ],
+)
+def test_unknown_references(tmp_path, path, problem):
+    experiment = pipeline(tmp_path, ppo={"policy": Pretrained(path=path)})
+    assert experiment.check() == [f"stages.ppo.policy.path: {problem}"]
+    with pytest.raises(UserError, match=r"stages\.ppo\.policy\.path"):
+        experiment.run()
+    assert not (tmp_path / "toy").exists()
+
+
+def test_an_average_is_known_only_where_there_is_one(tmp_path):
+    def after(**settings):
+        experiment = pipeline(tmp_path, ppo=settings)
+        again = tiny_runs.ppo(policy=Pretrained(path="@ppo/ema"))
+        return dataclasses.replace(experiment, stages={**experiment.stages, "again": again})
+
+    assert after(averaging=EMA()).check() == []
+    (problem,) = after(averaging=None).check()
+    assert problem.startswith("stages.again.policy.path: no earlier stage leaves '@ppo/ema'; did you mean @ppo?")
+
+
+def test_the_first_stage_has_nothing_to_refer_to(tmp_path):
+    (problem,) = pipeline(tmp_path, sft={"policy": Pretrained(path="@ppo")}).check()
+    assert problem.endswith("Known: none, this is the first stage")
+
+
+def test_checks_of_stages_and_names(tmp_path):
+    problems = pipeline(tmp_path, ppo={"mini_batch_size": 3}).check()  # case H4
+    assert problems == ["stages.ppo.batch_size: 8 % 3 = 2, not 0; make batch_size a multiple of mini_batch_size"]
+    assert "name: is 'a/b'; must be a plain folder name" in dataclasses.replace(pipeline(tmp_path), name="a/b").check()
+    assert Experiment(name="x", stages={}).check() == ["stages: there is none; name at least one"]
+    (problem,) = Experiment(name="x", stages={"@a": tiny_runs.sft()}).check()
+    assert problem == "stages.@a: a stage's name must be a plain folder name"
+
+
+def test_settings_and_differences():
+    tree = settings_tree(tiny_runs.sft())
+    assert tree["class_path"] == "rlhf.algorithms.sft.SFT" and tree["optimizer"]["lr"] == 1e-2
+    other = settings_tree(tiny_runs.sft(optimizer=AdamW(lr=2e-2), steps=3))
+    assert differences(tree, other) == ["steps: None → 3", "optimizer.lr: 0.01 → 0.02"]
+    assert differences({"a": 1}, {"b": {"c": 2}}) == ["a: 1 → absent", "b: absent → {'c': 2}"]
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Names of the stages that were really run."""
+    names = []
+    build = rlhf.loops.build_stage
+
+    def counting(algorithm, context):
+        names.append(context.name)
+        return build(algorithm, context)
+
+    monkeypatch.setattr(rlhf.loops, "build_stage", counting)
+    return names
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("finished")
+    return directory, pipeline(directory).run()
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    import shutil
+
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_what_a_run_leaves(finished):
+    directory, results = finished
+    run = directory / "toy"
+    assert load([run / "config.yaml"]) == pipeline(directory)
+    for stage in ("sft", "reward", "ppo"):
+        assert (run / stage / "metrics.jsonl").exists() and (run / stage / "model" / "config.json").exists()
+    assert (run / "ppo" / "ema" / "model.safetensors").exists() and (run / "ppo" / "rollouts").is_dir()
+    assert results.keys() == {"sft", "reward", "ppo"} and results["sft"]["step"] == 2
+
+
+def test_finished_stages_are_kept(finished, copied, ran, capsys):
+    weights = copied / "toy" / "sft" / "model" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert pipeline(copied).run() == finished[1]
+    assert ran == [] and weights.stat().st_mtime_ns == before
+    assert "sft: finished before, kept" in capsys.readouterr().out
+
+
+def test_the_folder_may_be_moved(finished, copied, ran):
+    pipeline(copied).run()  # results are known by their settings, not by where they lie
+    assert ran == []
+
+
+def test_other_settings_are_refused_and_named(copied, ran):
+    changed = pipeline(copied, ppo={"epochs": 2, "optimizer": AdamW(lr=5e-3)})
+    with pytest.raises(UserError) as error:
+        changed.run()
+    text = str(error.value)
+    assert "ppo holds a stage that was run otherwise" in text and "--overwrite" in text
+    assert "epochs: 1 → 2" in text and "optimizer.lr: 0.01 → 0.005" in text
+    with pytest.raises(UserError, match="seed: 1 → 2"):
+        dataclasses.replace(pipeline(copied), seed=2).run()
+    assert ran == []
+
+
+def test_overwriting_runs_the_stage_and_those_that_use_it(copied, ran):
+    pipeline(copied, ppo={"epochs": 2}).run(overwrite=True)
+    assert ran == ["ppo"]
+    ran.clear()
+    pipeline(copied, ppo={"epochs": 2}, reward={"steps": 3}).run(overwrite=True)
+    assert ran == ["reward", "ppo"]
+    ran.clear()
+    pipeline(copied, ppo={"epochs": 2}, reward={"steps": 3}).run()
+    assert ran == []
+
+
+def test_a_stage_made_from_a_former_run_is_not_taken_for_new(copied, ran, monkeypatch):
+    """The run is killed after the stage that was overwritten, before the one that uses it."""
+    changed = pipeline(copied, sft={"steps": 3})
+    only_sft = dataclasses.replace(changed, stages={"sft": changed.stages["sft"]})
+    only_sft.run(overwrite=True)
+    assert ran == ["sft"]
+    with pytest.raises(UserError, match="@sft: has been run anew since"):
+        changed.run()
+    changed.run(overwrite=True)
+    assert ran == ["sft", "reward", "ppo"]
+
+
+def test_a_lost_stage_does_not_cost_those_that_used_it(copied, ran):
+    (copied / "toy" / "sft" / "stage.json").unlink()
+    with pytest.raises(UserError, match="holds files that no run left"):
+        pipeline(copied).run()
+    import shutil
+
+    shutil.rmtree(copied / "toy" / "sft")
+    with pytest.raises(UserError, match="@sft: is to be run first"):
+        pipeline(copied).run()
+    assert ran == [] and (copied / "toy" / "ppo" / "model").exists()
+
+
+def test_foreign_files_are_refused_and_stay(tmp_path, ran):
+    mine = tmp_path / "toy" / "sft" / "thesis.tex"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("everything")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"sft holds files that no run left; move them"):
+            pipeline(tmp_path).run(overwrite=overwrite)
+    assert mine.read_text() == "everything" and ran == []
+
+
+def test_an_interrupted_stage_goes_on(tmp_path, ran):
+    def experiment(*sinks):
+        return Experiment(
+            name="toy",
+            output_dir=str(tmp_path),
+            stages={"sft": tiny_runs.sft(steps=4, save_every=1, policy=tiny_runs.policy(dropout=0.1))},
+            sinks=list(sinks),
+        )
+
+    with pytest.raises(tiny_runs.Killed):
+        experiment(tiny_runs.KillAt(step=3)).run()
+    record = (tmp_path / "toy" / "sft" / "stage.json").read_text()
+    (tmp_path / "toy" / "sft" / "checkpoints" / ".step_3.partial").mkdir()  # case F6
+    assert not (tmp_path / "toy" / "sft" / "done.json").exists()
+    results = experiment().run()
+    assert ran == ["sft", "sft"] and results["sft"]["step"] == 4
+    assert (tmp_path / "toy" / "sft" / "stage.json").read_text() == record
+    lines = tiny_runs.metrics(tmp_path / "toy" / "sft")
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+
+
+def test_a_kill_while_clearing_leaves_nothing_half(copied, monkeypatch):
+    def kill(*_, **__):
+        raise tiny_runs.Killed
+
+    changed = pipeline(copied, sft={"steps": 3})
+    with monkeypatch.context() as patch, pytest.raises(tiny_runs.Killed):
+        patch.setattr("rlhf.experiment._write_json", kill)
+        changed.run(overwrite=True)
+    assert list((copied / "toy" / "sft").iterdir()) == []
+    assert changed.run(overwrite=True)["sft"]["step"] == 3
+
+
+def test_stages_have_their_own_seeds(tmp_path):
+    one, other = pipeline(tmp_path), dataclasses.replace(pipeline(tmp_path), seed=2)
+    seeds = {run._stage_seed(stage) for run in (one, other) for stage in ("sft", "ppo")}
+    assert len(seeds) == 4
+
+
+def test_figures_are_kept_with_the_stage(finished):
+    done = json.loads((finished[0] / "toy" / "ppo" / "done.json").read_text())
+    assert done["figures"] == finished[1]["ppo"] and done["seconds"] > 0
