@@ -136,6 +136,11 @@ class Critic(ABC):
     shared: ClassVar[bool]
     """True: ``head`` sits on the policy's trunk and is trained by the policy's optimiser."""
 
+    @property
+    def starts_as_reward_model(self) -> bool:
+        """Whether it begins as a model of the score, so that it must be brought to the units of the scores."""
+        return False
+
     @abstractmethod
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         """The value model (a trunk of its own), or the head for the policy's trunk where ``shared``."""

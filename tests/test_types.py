@@ -33,6 +33,12 @@ def test_common_padding_is_cut_on_both_sides():
     assert sequences().select(torch.tensor([1])).ids.tolist() == [[4, 5, 6, 7, 8]]
 
 
+def test_a_column_is_left_before_the_response():
+    ids = torch.tensor([[0, 0, 7, 8]])
+    cut = Sequences(ids, ids != 0, 2).select(torch.tensor([0]))  # a prompt of nothing but pads
+    assert cut.ids.tolist() == [[0, 7, 8]] and cut.prompt_width == 1 and cut.response_width == 2
+
+
 def test_every_field_of_a_batch_is_cut_with_it():
     wide = torch.arange(12.0).view(3, 4)
     mask = sequences().attention_mask[:, 3:]

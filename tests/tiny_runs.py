@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rlhf.algorithms.sft import SFT
 from rlhf.data.dataset import Data
 from rlhf.data.sources import Generator
 from rlhf.engines.inference.sampling import Sampling
-from rlhf.interfaces import LiveSink, MetricSink, Source
+from rlhf.interfaces import LanguageModel, LiveSink, MetricSink, Source
 from rlhf.loops.context import StageContext
 from rlhf.models.policy import FromScratch
 from rlhf.models.rewards import FunctionReward
@@ -43,6 +43,7 @@ def rows(form: str, n: int) -> Iterator[dict[str, Any]]:
             "prompt": {"prompt": prompt},
             "demonstration": {"prompt": prompt, "response": good},
             "comparison": {"prompt": prompt, "chosen": good, "rejected": good.upper()},
+            "scored": {"prompt": prompt, "responses": [good, good.upper(), good.title()], "scores": [1.0, 0.0, 0.5]},
             "text": {"text": prompt + good},
         }[form]
 
@@ -69,6 +70,16 @@ def policy(dropout: float = 0.0, width: int = 16, std: float = 0.2) -> FromScrat
     probabilities = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     sizes = {"n_layer": 2, "n_embd": width, "n_head": 2, "n_positions": 64, "initializer_range": std}
     return FromScratch(config={"model_type": "gpt2", **sizes, **probabilities}, vocab_size=280)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameTokenizer(FromScratch):
+    """A policy with the tokenizer of the stage that learns from this form of the toy rows."""
+
+    form: str
+
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+        return super().build(lambda: data(self.form).corpus("sft"), seed=seed)
 
 
 def sft(**settings: Any) -> SFT:

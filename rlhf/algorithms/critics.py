@@ -41,6 +41,10 @@ class OwnTrunk(Critic):
     clip: float | None = 0.2
     warmup_iterations: int = 0
 
+    @property
+    def starts_as_reward_model(self) -> bool:
+        return self.path is not None
+
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         from rlhf.models.storage import load_value_model, value_model_from
 

@@ -291,7 +291,13 @@ def texts(n: int, *, seed: int, held_out: bool = False) -> Iterator[dict[str, st
 
 
 def comparisons(
-    n: int, *, seed: int, fit_fraction: float = 0.3, temperature: float = 0.6, held_out: bool = False
+    n: int,
+    *,
+    seed: int,
+    fit_fraction: float = 0.3,
+    doubled: float = 0.3,
+    temperature: float = 0.6,
+    held_out: bool = False,
 ) -> Iterator[dict[str, str]]:
     """Rows ``{"prompt", "chosen", "rejected"}``: P(chosen = a) = sigmoid((gold(a) − gold(b)) / temperature).
 
@@ -300,25 +306,33 @@ def comparisons(
         seed: Stream of random numbers.
         fit_fraction: Share of pairs that differ only in whether they match the prompt; the others are two candidates
             of any quality, from excellent to off-topic, looping or cut off.
+        doubled: Share of those that name an aspect twice, see :func:`fit_pairs`.
         temperature: Of the annotators, in units of gold reward; the lower, the more reliable.
         held_out: Draw from the prompts that are kept out of all other rows.
     """
     for rng, task in _tasks(n, "comparisons", seed, held_out):
         fit = rng.random() < fit_fraction
-        a, b = _fit_pair(rng, task, doubled=0.1) if fit else (_candidate(rng, task), _candidate(rng, task))
+        a, b = _fit_pair(rng, task, doubled=doubled) if fit else (_candidate(rng, task), _candidate(rng, task))
         gold_a, gold_b = gold_reward([task.prompt] * 2, [a, b])
         if rng.random() > 0.5 + 0.5 * tanh((gold_a - gold_b) / (2 * temperature)):
             a, b = b, a
         yield {"prompt": task.prompt, "chosen": a, "rejected": b}
 
 
-def fit_pairs(n: int, *, seed: int, held_out: bool = False) -> Iterator[dict[str, str]]:
+def fit_pairs(n: int, *, seed: int, doubled: float = 0.0, held_out: bool = False) -> Iterator[dict[str, str]]:
     """Rows ``{"prompt", "chosen", "rejected"}`` without noise that differ only in whether they match the prompt.
 
     Only a judge that reads the prompt is right more often than not.
+
+    Args:
+        n: Number of rows.
+        seed: Stream of random numbers.
+        doubled: Share of pairs in which the rejected review names one aspect twice in the place of another, instead of
+            aspects that nobody asked for.
+        held_out: Draw from the prompts that are kept out of all other rows.
     """
     for rng, task in _tasks(n, "fit_pairs", seed, held_out):
-        chosen, rejected = _fit_pair(rng, task)
+        chosen, rejected = _fit_pair(rng, task, doubled=doubled)
         yield {"prompt": task.prompt, "chosen": chosen, "rejected": rejected}
 
 

@@ -21,7 +21,7 @@ from rlhf.interfaces import LiveEngine
 from rlhf.loops.actors import build_learners, build_reference
 from rlhf.loops.context import StageContext
 from rlhf.loops.figures import compare_gradients, describe, mean_of
-from rlhf.models.modules import PolicyModel
+from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import Batch, Experience, Labelled, LossTerm, Outputs, Prompts, Rollout, Scored, Selectable, Tally
 
@@ -111,6 +111,11 @@ class OnlineTrainer:
         prompts = collate_prompts(self._stream("normalization").next(self.normalization.samples))
         rollout = self.sample(prompts, seed=self.context.seed_for("normalization"))
         self.normalization.measure(per_response(self.scorer(rollout).total, rollout.mask))
+        critic = self.algorithm.used_critic
+        if self.critic is not None and critic is not None and critic.starts_as_reward_model:
+            # Left in the reward model's units, its first errors would be one large constant at every end token.
+            answers = self.infer(self.critic, rollout, ("scores",))["scores"].double()
+            cast(ValueModel, self.critic.model).standardise(float(answers.mean()), float(answers.std()))
 
     def infer(
         self, engine: LiveEngine, rollout: Rollout, want: tuple[str, ...], *, temperature: float | None = None

@@ -168,6 +168,11 @@ class ValueModel(nn.Module):
         self.mean.fill_(mean)
         self.std.fill_(std)
 
+    def standardise(self, mean: float, std: float) -> None:
+        """Makes what is answered as ``mean`` the new 0, and ``std`` away from it the new 1."""
+        old_mean, old_std = float(self.mean), float(self.std)
+        self.set_normalisation(old_mean + mean * old_std, old_std * std)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ValueModel:
         kept = {"mean": self.mean, "std": self.std}
         super()._apply(fn, recurse)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 
 import pytest
 import tiny_runs
@@ -14,7 +13,6 @@ from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
-from rlhf.models.policy import FromScratch
 from rlhf.models.rewards import ScalarReward
 from rlhf.models.storage import load_value_model
 from rlhf.types import Outputs
@@ -88,7 +86,7 @@ def test_margin_and_smoothing_by_hand():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reward")
-    settings = tiny_runs.reward_modelling(data=tiny_runs.data("comparison", 60, eval_rows=20), steps=25)
+    settings = tiny_runs.reward_modelling(steps=25)
     trainer = OfflineTrainer(settings, tiny_runs.context(directory))
     return trainer, trainer.fit(), directory
 
@@ -114,16 +112,11 @@ def test_normalisation_is_stored_and_read_back(trained):  # case D7
 
 
 def test_training_and_ppo_read_the_same_score(trained, tmp_path):  # case D2
-    former, _, directory = trained
+    _, _, directory = trained
     model, _ = load_value_model(directory / "model")
 
-    @dataclass(frozen=True, kw_only=True)
-    class SameTokenizer(FromScratch):
-        def build(self, corpus, *, seed):
-            return super().build(lambda: former.algorithm.data.corpus("reward"), seed=seed)
-
     settings = tiny_runs.ppo(
-        policy=SameTokenizer(config=tiny_runs.policy().config, vocab_size=280),
+        policy=tiny_runs.SameTokenizer(config=tiny_runs.policy().config, vocab_size=280, form="comparison"),
         reward=ScalarReward(path=str(directory / "model")),
         engine=Local(micro_batch_size=2),
         sampling=Sampling(max_new_tokens=9, stop_tokens=tiny_runs.STOPS),

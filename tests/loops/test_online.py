@@ -16,10 +16,11 @@ from rlhf.algorithms.normalization import ScoreNormalization
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.optimizers import SGD, AdamW
 from rlhf.algorithms.schedules import LinearDecay
-from rlhf.data.collate import collate_labelled
+from rlhf.data.collate import collate_labelled, collate_prompts
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
 from rlhf.interfaces import RewardModel, Scorer
+from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
 from rlhf.types import Scores, Sequences
 
@@ -375,22 +376,41 @@ def test_another_run_continues_from_the_state(tmp_path):
     assert math.isfinite(one["loss/total"])
 
 
-def test_a_reference_of_another_vocabulary_is_refused(tmp_path):
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Other(tiny_runs.FromScratch):
-        def build(self, corpus, *, seed):
-            return super().build(lambda: ["other words"], seed=seed)
+def same_tokenizer(form, **settings):
+    return tiny_runs.SameTokenizer(config=tiny_runs.policy().config, vocab_size=280, form=form, **settings)
 
+
+def test_a_reference_of_another_vocabulary_is_refused(tmp_path):
     with pytest.raises(ValueError, match="reference: its vocabulary differs"):
-        trainer(tmp_path, reference=Other(config=tiny_runs.policy().config, vocab_size=280))
+        trainer(tmp_path, reference=same_tokenizer("comparison"))
 
 
 def test_a_reference_of_its_own(tmp_path):
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class SameTokenizer(tiny_runs.FromScratch):
-        def build(self, corpus, *, seed):
-            return super().build(lambda: tiny_runs.data("prompt").corpus("ppo"), seed=seed)
-
-    reference = SameTokenizer(config=tiny_runs.policy().config, vocab_size=280)
-    figures = trainer(tmp_path, reference=reference).generate_experience().metrics.compute()
+    figures = trainer(tmp_path, reference=same_tokenizer("prompt")).generate_experience().metrics.compute()
     assert figures["kl/sequence"] > 0.1  # it is not the policy's start
+
+
+def test_a_critic_that_was_a_reward_model_is_brought_to_the_units_of_the_scores(tmp_path):
+    OfflineTrainer(tiny_runs.reward_modelling(steps=2), tiny_runs.context(tmp_path)).fit()
+    run = trainer(
+        tmp_path,
+        policy=same_tokenizer("comparison"),
+        critic=OwnTrunk(path=str(tmp_path / "model")),
+        score_normalization=ScoreNormalization(samples=32),
+    )
+    before = float(run.critic.model.mean), float(run.critic.model.std)
+    run.generate_experience()
+    assert (float(run.critic.model.mean), float(run.critic.model.std)) != before
+    prompts = collate_prompts(run._stream("normalization").next(32))
+    rollout = run.sample(prompts, seed=run.context.seed_for("normalization"))
+    answers = run.infer(run.critic, rollout, ("scores",))["scores"]
+    assert answers.mean().item() == pytest.approx(0, abs=1e-4) and answers.std().item() == pytest.approx(1, abs=1e-4)
+    run.train_rlhf(run.generate_experience())
+    other = trainer(
+        tmp_path,
+        policy=same_tokenizer("comparison"),
+        critic=OwnTrunk(path=str(tmp_path / "model")),
+        score_normalization=ScoreNormalization(samples=32),
+    )
+    other.load_state_dict(copy.deepcopy(run.state_dict()))
+    assert same(weights(run.critic), weights(other.critic))  # mean and deviation are in the checkpoint
