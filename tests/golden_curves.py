@@ -1,6 +1,7 @@
 """Ten deterministic optimiser steps of each algorithm, to the last digit: a refactoring must not move one.
 
-They learn from the toy rows of ``tiny_runs``: work on the built-in world, which has tests of its own, moves nothing here.
+They learn from the toy rows of ``tiny_runs``: work on the built-in world, which has tests of its own, moves nothing
+here.
 
 ``.venv/bin/python tests/golden_curves.py`` writes ``tests/golden/*.json`` anew. Do that in the same commit as a change
 that is meant to move digits, and say in its message which moved, by how much, and why the new ones are right.
