@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.files import atomic_text
 from rlhf.interfaces import Algorithm, MetricSink
 
 RECORD = "stage.json"
@@ -92,10 +93,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Writes a file that is there whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    partial.replace(path)
+    atomic_text(path, json.dumps(content, indent=2))
 
 
 def _read_json(path: Path) -> Any:
@@ -182,7 +180,7 @@ class Experiment:
             torch.set_num_threads(self.threads)
         states = self._states(overwrite)
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "config.yaml").write_text(dump(self), encoding="utf-8")
+        atomic_text(self.directory / "config.yaml", dump(self))
         return {name: self._run_stage(name, state) for name, state in states.items()}
 
     def _identity(self, stage: str) -> dict[str, Any]:

@@ -17,12 +17,13 @@ SOURCES = sorted((ROOT / "rlhf").rglob("*.py"))
 
 # What a module may import of ours: the longest entry that its name begins with counts. Imports inside functions count
 # too; imports for type checkers do not.
-BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces"]
+BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files"]
 SETTINGS = [*BASIC, "rlhf.registry", "rlhf.schema", "rlhf.tree", "rlhf.yaml_files", "rlhf.command"]
 ALLOWED = {
     "rlhf": [],
     "rlhf.errors": [],
     "rlhf.types": [],
+    "rlhf.files": [],
     "rlhf.command": ["rlhf.errors"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.types"],
@@ -41,7 +42,7 @@ ALLOWED = {
     "rlhf.tree": SETTINGS,
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],
     "rlhf.components": SETTINGS,
-    "rlhf.run": [*SETTINGS, "rlhf.config", "rlhf.experiment"],
+    "rlhf.run": [*SETTINGS, "rlhf.config", "rlhf.experiment", "rlhf.summary"],
 }
 
 

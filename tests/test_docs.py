@@ -59,11 +59,10 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    written, commands = [], []
-    for language, body in blocks:
+    commands = []
+    for _, body in blocks:
         if name := re.match(r"# file: (\S+)\n", body):
             (tmp_path / name[1]).write_text(body, encoding="utf-8")
-            written.append(name[1])
     for language, body in blocks:
         if re.match(r"# file: ", body):
             continue

@@ -7,8 +7,6 @@ import dataclasses
 import difflib
 import importlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
+from rlhf.files import atomic_folder
 from rlhf.interfaces import LanguageModel, ValueHead
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
 from rlhf.models.tokenizer import check_tokenizer, pad_id
@@ -31,7 +30,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voca
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """transformers draws no bars inside: they would interleave with a run's own output."""
+    """Transformers draws no bars inside: they would interleave with a run's own output."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -113,31 +112,6 @@ def save_value_model(
         tokenizer.save_pretrained(folder)
         save_file({name: tensor.contiguous() for name, tensor in head_weights.items()}, folder / HEAD_WEIGHTS)
         (folder / HEAD_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-
-
-@contextmanager
-def atomic_folder(directory: str | Path) -> Iterator[Path]:
-    """Yields a temporary folder that takes the directory's place when the block ends without an error.
-
-    An interrupted write leaves the old folder as it was, and the remains of the new one are cleared by the next write.
-    """
-    target = Path(directory)
-    new, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("new", "old"))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if old.exists() and not target.exists():
-        os.rename(old, target)  # a write was cut between the two renames below
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
-    try:
-        yield new
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    if target.exists():
-        os.rename(target, old)
-    os.rename(new, target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:

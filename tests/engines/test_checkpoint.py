@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf import files
 from rlhf.engines import checkpoint
-from rlhf.engines.checkpoint import Checkpoints, publish, restore_rng, rng_state
+from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 
 
 def names(directory):
@@ -37,8 +38,9 @@ def test_a_killed_save_is_never_taken_for_whole(tmp_path, monkeypatch):  # case 
 
     def at_every_point():
         yield "the state", torch, "save"
-        yield "the folder", checkpoint, "publish"
-        yield "the sync", checkpoint, "_sync"
+        yield "the folder's sync", files, "sync"
+        yield "the folder's name", files.os, "rename"
+        yield "the pointer", checkpoint, "atomic_text"
 
     for _, module, name in at_every_point():
         with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -46,8 +48,8 @@ def test_a_killed_save_is_never_taken_for_whole(tmp_path, monkeypatch):  # case 
             store.save(4, {"step": 4})
         loaded = Checkpoints(tmp_path).load()
         assert loaded == {"step": 2}
-    (tmp_path / ".step_4.partial" / "state.pt").parent.mkdir(exist_ok=True)
-    (tmp_path / ".step_4.partial" / "state.pt").write_bytes(b"half")
+    (tmp_path / ".step_4.new").mkdir(exist_ok=True)
+    (tmp_path / ".step_4.new" / "state.pt").write_bytes(b"half")
     store.save(4, {"step": 4})
     assert Checkpoints(tmp_path).load() == {"step": 4}
     assert names(tmp_path) == ["latest", "step_2", "step_4"]
@@ -59,7 +61,7 @@ def test_killed_between_folder_and_pointer(tmp_path):  # case F6
     store.save(4, {"step": 4, "first": True})
     (tmp_path / "latest").write_text("step_2")  # as it was before the pointer moved
     assert Checkpoints(tmp_path).load() == {"step": 2}
-    (tmp_path / ".step_4.former").mkdir()  # and a leftover of another kill
+    (tmp_path / ".step_4.old").mkdir()  # and a leftover of another kill
     store.save(4, {"step": 4, "first": False})
     store.save(6, {"step": 6})
     assert Checkpoints(tmp_path).load() == {"step": 6}
@@ -78,15 +80,6 @@ def test_a_missing_checkpoint_is_named(tmp_path):
     shutil.rmtree(store.save(2, {}))
     with pytest.raises(FileNotFoundError, match="step_2"):
         store.load()
-
-
-def test_publishing_replaces_the_whole_folder(tmp_path):
-    for content in ("old", "new"):
-        temporary = tmp_path / "temporary"
-        temporary.mkdir()
-        (temporary / content).write_text(content)
-        publish(temporary, tmp_path / "target")
-    assert names(tmp_path) == ["target"] and names(tmp_path / "target") == ["new"]
 
 
 def test_random_numbers_go_on():

@@ -16,7 +16,6 @@ from rlhf.interfaces import LanguageModel, ValueHead
 from rlhf.models.heads import MLP, Linear
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.storage import (
-    atomic_folder,
     load_value_model,
     save_language_model,
     save_value_model,
@@ -224,44 +223,3 @@ def test_a_value_model_copies_the_trunk_and_draws_its_head_from_the_seed():
     with pytest.raises(ValueError, match="LlamaModel has no trunk"):
         value_model_from(LanguageModel(trunk, lm.tokenizer), Linear(), 3)
     assert isinstance(model, ValueModel)
-
-
-# -------------------------------------------------------------------------------------------------------------- folders
-
-
-def test_a_failed_write_leaves_the_old_folder(tmp_path):  # case F6
-    with atomic_folder(tmp_path / "m") as folder:
-        (folder / "a").write_text("1")
-
-    def half():
-        with atomic_folder(tmp_path / "m") as folder:
-            (folder / "b").write_text("2")
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        half()
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-    assert [path.name for path in (tmp_path / "m").iterdir()] == ["a"]
-
-
-def test_a_new_write_replaces_the_folder_and_clears_remains(tmp_path):
-    for name in (".m.new", ".m.old", "m"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "old").write_text("1")
-    with atomic_folder(tmp_path / "m") as folder:
-        (folder / "a").write_text("1")
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-    assert [path.name for path in (tmp_path / "m").iterdir()] == ["a"]
-
-
-def test_a_write_killed_between_the_renames_loses_nothing(tmp_path):
-    (tmp_path / ".m.old").mkdir()
-    (tmp_path / ".m.old" / "good").write_text("1")
-
-    def fail():
-        with atomic_folder(tmp_path / "m"):
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        fail()
-    assert (tmp_path / "m" / "good").exists()

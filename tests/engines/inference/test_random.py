@@ -98,7 +98,7 @@ def test_pairs_of_neighbouring_positions_fill_the_square():
 
 
 def test_other_types_are_refused():
-    with pytest.raises(ValueError, match="counters: torch.float32.*give int64"):
+    with pytest.raises(ValueError, match=r"counters: torch.float32.*give int64"):
         uniform(0, torch.zeros(2), 0)
-    with pytest.raises(ValueError, match="position: torch.int32.*give int64"):
+    with pytest.raises(ValueError, match=r"position: torch.int32.*give int64"):
         uniform(0, torch.arange(2), torch.zeros(2, dtype=torch.int32))

@@ -25,10 +25,14 @@ from rlhf.types import Prompts, Rollout
 VOCAB = 40
 STOPS = [0, 3]
 PAD = 0
-BASE: dict[str, Any] = dict(vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
-LLAMA: dict[str, Any] = dict(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-)
+BASE: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
+LLAMA: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def build(kind: str, **settings: Any) -> PreTrainedModel:
@@ -37,7 +41,7 @@ def build(kind: str, **settings: Any) -> PreTrainedModel:
     if kind == "gpt2":
         return GPT2LMHeadModel(GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2, **settings))
     if kind == "opt":
-        widths: dict[str, Any] = dict(hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2)
+        widths: dict[str, Any] = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2}
         return OPTForCausalLM(OPTConfig(**BASE, **widths, num_attention_heads=4, pad_token_id=1, init_std=0.2))
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**common, **LLAMA, initializer_range=0.2))
@@ -329,7 +333,7 @@ def test_no_prompts_give_an_empty_rollout():
 
 
 def test_modes_and_settings_are_restored_and_dropout_is_off():  # case E6
-    dropout: dict[str, Any] = dict(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
+    dropout: dict[str, Any] = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
     expected = responses(run(build("gpt2", **dropout).eval()))
     lm = build("gpt2", **dropout).train()
     lm.gradient_checkpointing_enable()

@@ -1,0 +1,57 @@
+"""Folders and files are there whole, or not at all."""
+
+import pytest
+
+from rlhf.files import atomic_folder, atomic_text
+
+
+def test_a_failed_write_leaves_the_old_folder(tmp_path):  # case F6
+    with atomic_folder(tmp_path / "m") as folder:
+        (folder / "a").write_text("1")
+
+    def half():
+        with atomic_folder(tmp_path / "m") as folder:
+            (folder / "b").write_text("2")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        half()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["a"]
+
+
+def test_a_new_write_replaces_the_folder_and_clears_remains(tmp_path):
+    for name in (".m.new", ".m.old", "m"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").write_text("1")
+    with atomic_folder(tmp_path / "m") as folder:
+        (folder / "a").write_text("1")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["a"]
+
+
+def test_a_write_killed_between_the_renames_loses_nothing(tmp_path):
+    (tmp_path / ".m.old").mkdir()
+    (tmp_path / ".m.old" / "good").write_text("1")
+
+    def fail():
+        with atomic_folder(tmp_path / "m"):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert (tmp_path / "m" / "good").exists()
+
+
+def test_a_text_replaces_the_old_one_whole(tmp_path, monkeypatch):
+    atomic_text(tmp_path / "latest", "step_2")
+    atomic_text(tmp_path / "latest", "step_4")
+    assert (tmp_path / "latest").read_text() == "step_4"
+
+    def full(descriptor):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        atomic_text(tmp_path / "latest", "step_6")
+    assert (tmp_path / "latest").read_text() == "step_4"
