@@ -47,15 +47,12 @@ class OwnTrunk(Critic):
 
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         from rlhf.models.storage import load_value_model, value_model_from
+        from rlhf.models.tokenizer import check_same_vocabulary
 
         if self.path is None:
             return value_model_from(policy, self.head, seed=seed)
         model, tokenizer = load_value_model(self.path)
-        if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-            raise ValueError(
-                f"critic.path: {self.path} reads another vocabulary than the policy writes; give a reward model "
-                "trained from the same starting model, or null"
-            )
+        check_same_vocabulary(f"critic.path: the value model in {self.path}", tokenizer, policy.tokenizer)
         return model
 
 

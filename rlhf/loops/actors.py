@@ -8,6 +8,7 @@ from rlhf.algorithms.ppo import PPO
 from rlhf.interfaces import LanguageModel, LiveEngine
 from rlhf.loops.context import StageContext
 from rlhf.models.modules import PolicyModel
+from rlhf.models.tokenizer import check_same_vocabulary
 
 
 def build_reference(settings: PPO, policy: LanguageModel, context: StageContext) -> LiveEngine | None:
@@ -17,11 +18,7 @@ def build_reference(settings: PPO, policy: LanguageModel, context: StageContext)
     if settings.reference is None:
         return settings.engine.build(PolicyModel(copy.deepcopy(policy.module)))
     reference = settings.reference.build(lambda: (), seed=context.seed_for("reference"))
-    if reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise ValueError(
-            "reference: its vocabulary differs from the policy's, so the KL would compare other tokens; give a model "
-            "with the policy's tokenizer, or null"
-        )
+    check_same_vocabulary("reference: its model", reference.tokenizer, policy.tokenizer)
     return settings.engine.build(PolicyModel(reference.module))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlhf.interfaces import Engine, LiveEngine, RewardModel, Scorer
 from rlhf.models.storage import load_value_model
+from rlhf.models.tokenizer import check_same_vocabulary
 from rlhf.types import Rollout, Scores, Selectable
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ScalarReward(RewardModel):
             ValueError: the reward model reads other token ids than the policy writes.
         """
         model, own = load_value_model(self.path)
-        _check_same_vocabulary(self.path, own, tokenizer)
+        check_same_vocabulary(f"path: the reward model in {self.path}", own, tokenizer)
         return ScalarScorer(engine.build(model), engine.rows_at_once)
 
 
@@ -64,17 +65,6 @@ class ScalarScorer(Scorer):
         whole = Selectable(rollout.sequences, rollout.mask)
         for rows in torch.arange(len(whole), device=rollout.sequences.ids.device).split(self.rows_at_once):
             yield whole.select(rows)
-
-
-def _check_same_vocabulary(path: str, own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> None:
-    ours, theirs = own.get_vocab(), policy.get_vocab()
-    if different := sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)):
-        token = different[0]
-        raise ValueError(
-            f"path: the reward model in {path} has another vocabulary than the policy ({len(different)} tokens differ: "
-            f"{token!r} is {ours.get(token)} there, {theirs.get(token)} in the policy); "
-            "train it from the same starting model"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

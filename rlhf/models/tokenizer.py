@@ -81,3 +81,23 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, module: PreTrainedModel)
             f"tokenizer: id {largest} ({token!r}) but the model has {rows} embedding rows; "
             "use the model's own tokenizer, or resize the model's embeddings"
         )
+
+
+def check_same_vocabulary(what: str, own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> None:
+    """Refuses a model that reads other token ids than the policy writes.
+
+    Args:
+        what: The model, for the message: ``"path: the reward model in runs/x/reward/model"``.
+        own: Its tokenizer.
+        policy: The policy's.
+
+    Raises:
+        ValueError: a token has another id, or none, in one of them.
+    """
+    ours, theirs = own.get_vocab(), policy.get_vocab()
+    if different := sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)):
+        token = different[0]
+        raise ValueError(
+            f"{what} has another vocabulary than the policy ({len(different)} tokens differ: {token!r} is "
+            f"{ours.get(token)} there, {theirs.get(token)} in the policy); train it from the same starting model"
+        )

@@ -381,7 +381,7 @@ def same_tokenizer(form, **settings):
 
 
 def test_a_reference_of_another_vocabulary_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="reference: its vocabulary differs"):
+    with pytest.raises(ValueError, match="reference: its model has another vocabulary"):
         trainer(tmp_path, reference=same_tokenizer("comparison"))
 
 
