@@ -23,9 +23,13 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TINY = (
     "--stages.sft.steps 3 --stages.reward.steps 3 --stages.ppo.iterations 2 --stages.ppo.batch_size 16 "
     "--stages.ppo.mini_batch_size 8 --stages.ppo.score_normalization.samples 8 --stages.ppo.evaluation.prompts 8 "
-    "--stages.ppo.sampling.max_new_tokens 8"
+    "--stages.ppo.sampling.max_new_tokens 8 --stages.ppo.data.eval_rows 16"
 )
-SHORTER = {"experiments/quickstart.yaml": TINY, "experiments/world.yaml": TINY, "experiments/reviews.yaml": TINY}
+SMALL_WORLD = (
+    " --stages.sft.data.sources.world.rows 300 --stages.sft.data.eval_rows 16 --stages.reward.data.eval_rows 16 "
+    "--stages.reward.data.sources.fit.rows 100 --stages.reward.data.sources.mixed.rows 100"
+)
+SHORTER = {"experiments/quickstart.yaml": TINY + SMALL_WORLD, "experiments/world.yaml": TINY + SMALL_WORLD}
 SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")
 """Commands about a clone, its environment or a server: nothing of ours to run."""
 
