@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -q
+# Two processes of one thread: small models gain nothing from more.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 # Waiting threads give the core back: decisive where processes share cores.
 export OMP_WAIT_POLICY := passive

@@ -27,7 +27,8 @@ TINY = (
 )
 SMALL_WORLD = (
     " --stages.sft.data.sources.world.rows 300 --stages.sft.data.eval_rows 16 --stages.reward.data.eval_rows 16 "
-    "--stages.reward.data.sources.fit.rows 100 --stages.reward.data.sources.mixed.rows 100"
+    "--stages.reward.data.sources.fit.rows 100 --stages.reward.data.sources.doubled.rows 100 "
+    "--stages.reward.data.sources.mixed.rows 100"
 )
 SHORTER = {"experiments/quickstart.yaml": TINY + SMALL_WORLD, "experiments/world.yaml": TINY + SMALL_WORLD}
 SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")

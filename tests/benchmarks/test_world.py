@@ -17,6 +17,7 @@ TINY = {
     "stages.sft.data.eval_rows": "16",
     "stages.reward.epochs": "0.1",
     "stages.reward.data.sources.fit.rows": "100",
+    "stages.reward.data.sources.doubled.rows": "100",
     "stages.reward.data.sources.mixed.rows": "100",
     "stages.reward.data.eval_rows": "16",
     "stages.ppo.iterations": "1",
