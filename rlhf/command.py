@@ -42,7 +42,7 @@ def guarded(command: Callable[[], int]) -> int:
         return 130
     except SystemExit as end:  # argparse
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get("RLHF_TRACEBACK") == "1" or not _deliberate(error):
             raise
         print(_message(error), file=sys.stderr)

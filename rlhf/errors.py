@@ -19,3 +19,36 @@ class ConfigError(UserError):
     def __init__(self, problems: Sequence[str] | str) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
+
+
+def require(
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    **values: float | None,
+) -> None:
+    """Refuses settings out of their range; None passes, NaN does not.
+
+    Args:
+        at_least: Smallest value allowed.
+        above: Bound below, itself not allowed.
+        at_most: Largest value allowed.
+        below: Bound above, itself not allowed.
+        **values: The settings by name.
+
+    Raises:
+        ValueError: for the first that is out of range: name, value and range.
+    """
+    rules = [
+        (at_least, "at least", lambda value, bound: value >= bound),
+        (above, "above", lambda value, bound: value > bound),
+        (at_most, "at most", lambda value, bound: value <= bound),
+        (below, "below", lambda value, bound: value < bound),
+    ]
+    for name, value in values.items():
+        if value is None or all(bound is None or holds(value, bound) for bound, _, holds in rules):
+            continue
+        wanted = " and ".join(f"{word} {bound:g}" for bound, word, _ in rules if bound is not None)
+        raise ValueError(f"{name} is {value}; must be {wanted}")

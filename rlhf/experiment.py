@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.files import atomic_text
-from rlhf.interfaces import Algorithm, MetricSink
+from rlhf.files import atomic_text, only_one
+from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
 
 RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
@@ -75,6 +75,25 @@ def resolve(value: Any, folders: dict[str, str]) -> Any:
     return value
 
 
+def missing_inputs(value: Any, path: str) -> Iterator[str]:
+    """Files and functions that a component needs and that are not there, each with its place.
+
+    What refers to an earlier stage is left out: it will be there.
+    """
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from missing_inputs(inner, f"{path}.{key}")
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    if isinstance(value, NeedsInputs) and not any(where == "path" for where, _ in references(value)):
+        try:
+            value.check_inputs()
+        except (ValueError, OSError) as error:
+            yield f"{path}: {error}"
+    for item in dataclasses.fields(value):
+        yield from missing_inputs(getattr(value, item.name), f"{path}.{item.name}")
+
+
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """The settings in which two trees differ, as ``key: old → new``."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -90,6 +109,11 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
                 found += differences(a, b, where)
         return found
     return [] if old == new else [f"{path}: {old} → {new}"]
+
+
+def _plain(name: str) -> bool:
+    """Whether a name can be a folder's: of a run, or of a stage that others refer to by ``@``."""
+    return name not in ("", ".", "..") and not any(character in name for character in "/\\@")
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -129,11 +153,16 @@ class Experiment:
     def check(self) -> list[str]:
         """Problems that can be known before a model loads, each ``"<key>: <problem>; <remedy>"``."""
         problems = [] if self.stages else ["stages: there is none; name at least one"]
-        if not self.name or any(character in self.name for character in "/\\"):
+        if not _plain(self.name):
             problems.append(f"name: is {self.name!r}; must be a plain folder name")
+        if self.threads is not None and self.threads < 1:
+            problems.append(f"threads: is {self.threads}; must be at least 1, or null")
+        occupied = next((path for path in (self.directory, *self.directory.parents) if path.is_file()), None)
+        if occupied is not None:
+            problems.append(f"output_dir: {occupied} is a file, so no folder can be made there; give another")
         known: list[str] = []
         for stage, algorithm in self.stages.items():
-            if not stage or "/" in stage or stage.startswith("@"):
+            if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
             problems += [f"stages.{stage}.{problem}" for problem in algorithm.check()]
             for where, reference in references(algorithm):
@@ -172,14 +201,25 @@ class Experiment:
         """
         import torch
 
-        from rlhf.config import dump
-
         if problems := self.check():
             raise UserError("\n".join(problems))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        with only_one(self.directory):
+            return self._run_stages(overwrite)
+
+    def _run_stages(self, overwrite: bool) -> dict[str, dict[str, float]]:
+        from rlhf.config import dump
+
         states = self._states(overwrite)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        missing = [
+            problem
+            for stage, state in states.items()
+            if state != "keep"
+            for problem in missing_inputs(self.stages[stage], f"stages.{stage}")
+        ]
+        if missing:
+            raise UserError("\n".join(missing))
         atomic_text(self.directory / "config.yaml", dump(self))
         return {name: self._run_stage(name, state) for name, state in states.items()}
 
@@ -241,7 +281,11 @@ class Experiment:
             _write_json(directory / RECORD, record)
         start = time.perf_counter()
         context = StageContext(directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks)
-        figures = build_stage(resolve(self.stages[name], self.folders()), context).fit()
+        try:
+            figures = build_stage(resolve(self.stages[name], self.folders()), context).fit()
+        except (ValueError, FloatingPointError) as error:  # say where; the error stays what it is
+            error.args = (f"stage {name}: {error}", *error.args[1:])
+            raise
         _write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
         return figures
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rlhf.errors import UserError
 
 
 def sync(path: Path) -> None:
@@ -16,6 +19,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Holds a folder for this process; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{directory} is in use by another run; wait for it, or choose another --name") from None
+        yield
 
 
 @contextmanager

@@ -41,10 +41,18 @@ if TYPE_CHECKING:
 
     from rlhf.engines.inference.sampling import Sampling
 
+
+class NeedsInputs:
+    """A component that needs files or functions to be there, which can be known before anything runs."""
+
+    def check_inputs(self) -> None:
+        """Raises what using it would raise for a file or function that is not there; loads nothing."""
+
+
 # ------------------------------------------------------------------------------------------------------------- data
 
 
-class Source(ABC):
+class Source(NeedsInputs, ABC):
     """Rows of one data set under our column names.
 
     ``prompt`` · ``prompt, response`` · ``prompt, chosen, rejected[, margin]`` · ``prompt, responses, scores`` (K-wise)
@@ -100,7 +108,7 @@ class LanguageModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-class Policy(ABC):
+class Policy(NeedsInputs, ABC):
     """Where a language model comes from."""
 
     @abstractmethod
@@ -154,7 +162,7 @@ class Scorer(ABC):
         """Scores B responses. Never sees gradients."""
 
 
-class RewardModel(ABC):
+class RewardModel(NeedsInputs, ABC):
     """What a response is worth."""
 
     @abstractmethod

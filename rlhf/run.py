@@ -44,7 +44,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the experiment; given several times, files are merged key by key and the later one wins",
     )
     parser.add_argument("--print_config", action="store_true", help="print the config with every setting, and stop")
-    parser.add_argument("--overwrite", action="store_true", help="replace results of an earlier run of this name")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="run stages anew whose settings differ from the earlier run of this name, and those that use them; "
+        "to run an unchanged stage again, remove its folder",
+    )
     return parser
 
 

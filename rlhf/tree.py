@@ -123,6 +123,9 @@ class Merger:
                 hint = f"{did_you_mean(str(key), merged)} {there} To add one, name its class with class_path."
                 self.problem(join(path, key), f"there is no '{key}' here.{hint}")
                 continue
+            if (entry is None or entry == "null") and str(key) in merged and not shape(form.inner).optional:
+                del merged[str(key)]
+                continue
             tree = self.merge(form.inner, merged.get(str(key)), entry, join(path, key))
             if tree is not None:
                 merged[str(key)] = tree

@@ -23,7 +23,7 @@ ALLOWED = {
     "rlhf": [],
     "rlhf.errors": [],
     "rlhf.types": [],
-    "rlhf.files": [],
+    "rlhf.files": ["rlhf.errors"],
     "rlhf.command": ["rlhf.errors"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.types"],

@@ -457,3 +457,10 @@ def test_numbers_are_numbers(text, value):
 
 def test_merge_keys_of_yaml_are_no_duplicates():
     assert parse("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}
+
+
+def test_null_takes_an_entry_out(make):
+    more = "stages: {two: {class_path: ToyAlgorithm, init_args: {}}}"
+    assert list(make(BASE, more).stages) == ["one", "two"]
+    assert list(make(BASE, more, argv="--stages.one null").stages) == ["two"]
+    assert make(BASE, more, "stages: {two: null}") == make(BASE)

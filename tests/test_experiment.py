@@ -10,8 +10,10 @@ import tiny_runs
 import rlhf.loops
 from rlhf.algorithms.averaging import EMA
 from rlhf.algorithms.critics import OwnTrunk
-from rlhf.algorithms.optimizers import AdamW
+from rlhf.algorithms.optimizers import SGD, AdamW
 from rlhf.config import load
+from rlhf.data.dataset import Data
+from rlhf.data.sources import Files
 from rlhf.errors import UserError
 from rlhf.experiment import Experiment, differences, references, resolve, settings_tree
 from rlhf.models.policy import Pretrained
@@ -262,3 +264,30 @@ def test_stages_have_their_own_seeds(tmp_path):
 def test_figures_are_kept_with_the_stage(finished):
     done = json.loads((finished[0] / "toy" / "ppo" / "done.json").read_text())
     assert done["figures"] == finished[1]["ppo"] and done["seconds"] > 0
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "a\\b", "@x", ""])
+def test_names_are_plain_folder_names(name, tmp_path):
+    stage = tiny_runs.sft()
+    assert any("plain folder name" in problem for problem in Experiment(name=name, stages={"sft": stage}).check())
+    assert any("plain folder name" in problem for problem in Experiment(name="x", stages={name: stage}).check())
+
+
+def test_threads_and_an_occupied_output_dir_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    bad = Experiment(name="x", stages={"sft": tiny_runs.sft()}, threads=0, output_dir=str(tmp_path / "file"))
+    assert [problem.split(":")[0] for problem in bad.check()] == ["threads", "output_dir"]
+
+
+def test_what_a_later_stage_lacks_is_told_before_the_first_runs(tmp_path):
+    late = tiny_runs.sft(data=Data(sources={"x": Files(path=str(tmp_path / "nope.jsonl"))}))
+    experiment = Experiment(name="x", output_dir=str(tmp_path), stages={"first": tiny_runs.sft(), "late": late})
+    with pytest.raises(UserError, match=r"stages\.late\.data\.sources\.x: .*nope\.jsonl"):
+        experiment.run()
+    assert not (tmp_path / "x" / "first").exists()
+
+
+def test_an_error_names_its_stage(tmp_path):
+    few = tiny_runs.sft(optimizer=SGD(lr=1e30), steps=3)
+    with pytest.raises((FloatingPointError, ValueError), match="stage sft: "):
+        Experiment(name="x", output_dir=str(tmp_path), stages={"sft": few}).run()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlhf.files import atomic_folder, atomic_text
+from rlhf.errors import UserError
+from rlhf.files import atomic_folder, atomic_text, only_one
 
 
 def test_a_failed_write_leaves_the_old_folder(tmp_path):  # case F6
@@ -55,3 +56,14 @@ def test_a_text_replaces_the_old_one_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         atomic_text(tmp_path / "latest", "step_6")
     assert (tmp_path / "latest").read_text() == "step_4"
+
+
+def test_a_folder_is_held_by_one(tmp_path):
+    with (
+        only_one(tmp_path / "run"),
+        pytest.raises(UserError, match="in use by another run"),
+        only_one(tmp_path / "run"),
+    ):
+        pass
+    with only_one(tmp_path / "run"):  # and is free again
+        pass

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlhf.algorithms.functional import advantages, masking
+from rlhf.errors import require
 from rlhf.interfaces import AdvantageEstimator
 from rlhf.types import Advantages, Scored
 
@@ -35,6 +36,9 @@ class GAE(AdvantageEstimator):
     lam: float = 0.95
     whiten: bool = True
 
+    def __post_init__(self) -> None:
+        require(at_least=0, at_most=1, gamma=self.gamma, lam=self.lam)
+
     def __call__(self, scored: Scored) -> Advantages:
         if scored.values is None:
             raise ValueError("GAE needs a critic's values; set `critic`, or an estimator that needs none")
@@ -60,6 +64,9 @@ class Returns(AdvantageEstimator):
     gamma: float = 1.0
     whiten: bool = True
 
+    def __post_init__(self) -> None:
+        require(at_least=0, at_most=1, gamma=self.gamma)
+
     def __call__(self, scored: Scored) -> Advantages:
         estimates = advantages.returns(scored.rewards, scored.mask, gamma=self.gamma)
         return Advantages(masking.masked_whiten(estimates, scored.mask) if self.whiten else estimates, None)
@@ -81,6 +88,9 @@ class GroupNorm(AdvantageEstimator):
 
     scale: Literal["group", "batch", "none"] = "group"
     eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        require(above=0, eps=self.eps)
 
     def __call__(self, scored: Scored) -> Advantages:
         totals = scored.rewards.masked_fill(~scored.mask, 0.0).sum(1)

@@ -9,6 +9,7 @@ from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.schedules import Constant
 from rlhf.data.dataset import Data
 from rlhf.engines.local import Local
+from rlhf.errors import require
 from rlhf.interfaces import Engine, OfflineAlgorithm, Optimizer, Schedule
 from rlhf.types import Selectable
 
@@ -63,8 +64,10 @@ class Offline(OfflineAlgorithm[M]):
     save_every: int = 0
     engine: Engine = Local()
 
+    def __post_init__(self) -> None:
+        require(at_least=0, eval_every=self.eval_every, save_every=self.save_every)
+        require(above=0, epochs=self.epochs, max_grad_norm=self.max_grad_norm)
+
     def check(self) -> list[str]:
         problems = check_positive(batch_size=self.batch_size, steps=self.steps)
-        if self.epochs <= 0:
-            problems.append(f"epochs: is {self.epochs}; must be positive")
         return problems or check_batch(self.batch_size, self.engine)

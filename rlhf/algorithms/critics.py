@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.schedules import Constant
+from rlhf.errors import require
 from rlhf.interfaces import Critic, LanguageModel, Optimizer, Schedule, ValueHead
 from rlhf.models.heads import Linear
 
@@ -40,6 +41,10 @@ class OwnTrunk(Critic):
     coef: float = 1.0
     clip: float | None = 0.2
     warmup_iterations: int = 0
+
+    def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef, clip=self.clip, warmup_iterations=self.warmup_iterations)
+        require(above=0, max_grad_norm=self.max_grad_norm)
 
     @property
     def starts_as_reward_model(self) -> bool:
@@ -80,6 +85,9 @@ class SharedTrunk(Critic):
     clip: float | None = 0.2
     detach: bool = False
     warmup_iterations: int = 0
+
+    def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef, clip=self.clip, warmup_iterations=self.warmup_iterations)
 
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlhf.algorithms.functional import kl
+from rlhf.errors import require
 from rlhf.interfaces import KLController, LiveController
 
 
@@ -34,6 +35,9 @@ class Fixed(KLController):
     """
 
     coef: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef)
 
     def build(self) -> LiveController:
         return _FixedCoefficient(self.coef)
@@ -70,6 +74,7 @@ class Adaptive(KLController):
     clip: float = 0.2
 
     def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef)
         if self.target <= 0 or self.horizon <= 0:
             raise ValueError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.data.dataset import Data
+from rlhf.errors import require
 from rlhf.interfaces import Objective
 from rlhf.types import Batch, Labelled, LossTerm, Outputs
 
@@ -30,6 +31,7 @@ class Mixture(Objective):
     gradient_every: int = 0
 
     def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef, gradient_every=self.gradient_every)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; must be at least 1, or null")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from rlhf.errors import require
 from rlhf.interfaces import Optimizer
 
 
@@ -30,6 +31,11 @@ class AdamW(Optimizer):
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(at_least=0, lr=self.lr, weight_decay=self.weight_decay)
+        require(at_least=0, below=1, beta1=self.beta1, beta2=self.beta2)
+        require(above=0, eps=self.eps)
 
     def build(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         trained = [parameter for _, parameter in parameters]
@@ -54,6 +60,9 @@ class SGD(Optimizer):
     lr: float = 1e-2
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(at_least=0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def build(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         trained = [parameter for _, parameter in parameters]

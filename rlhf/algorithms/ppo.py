@@ -22,6 +22,7 @@ from rlhf.algorithms.schedules import Constant
 from rlhf.data.dataset import Data
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
+from rlhf.errors import require
 from rlhf.interfaces import (
     AdvantageEstimator,
     Critic,
@@ -52,6 +53,10 @@ class Evaluation:
     prompts: int = 64
     rewards: dict[str, RewardModel] = field(default_factory=dict)
     sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        require(at_least=0, every=self.every)
+        require(at_least=1, prompts=self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,11 @@ class PPO(OnlineAlgorithm):
     save_rollouts: int = 8
     engine: Engine = Local()
 
+    def __post_init__(self) -> None:
+        require(at_least=0, save_every=self.save_every, save_rollouts=self.save_rollouts)
+        require(at_least=0, missing_end_penalty=self.missing_end_penalty)
+        require(above=0, max_grad_norm=self.max_grad_norm, target_kl=self.target_kl, score_clip=self.score_clip)
+
     def check(self) -> list[str]:
         problems = check_positive(
             iterations=self.iterations,
@@ -144,8 +154,11 @@ class PPO(OnlineAlgorithm):
         problems += check_batch(self.mini_batch_size, self.engine, name="mini_batch_size")
         if self.mixture is not None and self.mixture.batch_size is not None:
             problems += check_batch(self.mixture.batch_size, self.engine, name="mixture.batch_size")
-        if self.score_clip is not None and self.score_clip <= 0:
-            problems.append(f"score_clip: is {self.score_clip}; must be positive, or null for none")
+        if self.critic is not None and self.critic.warmup_iterations >= self.iterations:
+            problems.append(
+                f"iterations: is {self.iterations}, but the critic warms up for {self.critic.warmup_iterations}, so "
+                "the policy would never learn; raise iterations, or lower critic.warmup_iterations"
+            )
         estimator = type(self.advantage).__name__
         if self.advantage.needs_critic and self.critic is None:
             problems.append(f"critic: is null, but {estimator} needs values; set a critic, or another advantage")

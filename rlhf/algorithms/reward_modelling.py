@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlhf.algorithms.base import Offline
 from rlhf.algorithms.functional import losses
 from rlhf.data.collate import collate_comparisons
+from rlhf.errors import require
 from rlhf.interfaces import LiveEngine, Policy, ValueHead
 from rlhf.models.heads import Linear
 from rlhf.types import Comparisons, Form, LossTerm, Outputs, Phase, Tally
@@ -50,6 +51,11 @@ class RewardModelling(Offline[Comparisons]):
     margin: float = 0.0
     label_smoothing: float = 0.0
     normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(at_least=0, margin=self.margin)
+        require(at_least=0, at_most=0.5, label_smoothing=self.label_smoothing)
 
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase]:
         from rlhf.models.storage import value_model_from

@@ -125,6 +125,9 @@ class RatedTexts(Source):
         if not 0 <= self.min_gap < math.inf:
             raise ValueError(f"min_gap: {self.min_gap}; must not be negative")
 
+    def check_inputs(self) -> None:
+        Files(path=self.path, format=self.format).check_inputs()
+
     def load(self) -> datasets.Dataset:
         import datasets
 

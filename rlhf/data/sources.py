@@ -147,6 +147,10 @@ class Files(Source):
             raise ValueError(f"path: {self.path!r}; give a file or a folder")
         _check_rows(self.rows)
 
+    def check_inputs(self) -> None:
+        for path in self._paths():
+            _of_file(path, self.format)
+
     def load(self) -> datasets.Dataset:
         import datasets
 
@@ -230,6 +234,9 @@ class Generator(Source):
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
+
+    def check_inputs(self) -> None:
+        self._resolve()
 
     def load(self) -> datasets.Dataset:
         return _finish(_from_rows(self._resolve()(**self.arguments), self.function), self.columns, None, self.function)

@@ -45,6 +45,11 @@ class Pretrained(Policy):
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
 
+    def check_inputs(self) -> None:
+        path = os.path.expanduser(self.path)
+        if looks_local(path):
+            check_model_folder(path)
+
     @no_progress_bars()
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
         """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is new.

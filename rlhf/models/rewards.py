@@ -95,6 +95,12 @@ class FunctionReward(RewardModel):
         Raises:
             ValueError: there is no such function, or it does not take the arguments.
         """
+        return self._scorer()
+
+    def check_inputs(self) -> None:
+        self._scorer()
+
+    def _scorer(self) -> FunctionScorer:
         module, _, name = self.function.rpartition(".")
         try:
             function = getattr(importlib.import_module(module), name)
@@ -132,7 +138,13 @@ class FunctionScorer(Scorer):
                 f"function: {self.name} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
                 f"data; columns there: {', '.join(sorted(prompts.columns)) or 'none'}"
             )
-        numbers_ = self._numbers(self.function(**given), list(rollout.text))
+        try:
+            answer = self.function(**given)
+        except Exception as error:  # foreign code may raise anything; its own traceback stays above this message
+            raise RuntimeError(
+                f"function: {self.name} raised {type(error).__name__} on {len(rollout)} responses: {error}"
+            ) from error
+        numbers_ = self._numbers(answer, list(rollout.text))
         return Scores(torch.tensor(numbers_, dtype=torch.float32, device=rollout.sequences.ids.device))
 
     def _numbers(self, answer: Any, responses: Sequence[str]) -> list[float]:

@@ -44,9 +44,14 @@ def test_positive():
     [
         ({"batch_size": 0}, "batch_size: is 0; must be at least 1"),
         ({"steps": 0}, "steps: is 0; must be at least 1"),
-        ({"epochs": 0.0}, "epochs: is 0.0; must be positive"),
     ],
 )
 def test_offline_settings_are_checked(settings, text):
     assert tiny_runs.sft(**settings).check() == [text]
     assert tiny_runs.sft().check() == []
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 0.0}, {"eval_every": -1}, {"save_every": -1}, {"max_grad_norm": -1.0}])
+def test_offline_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*; must be "):
+        tiny_runs.sft(**settings)

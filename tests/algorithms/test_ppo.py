@@ -134,7 +134,6 @@ def test_outputs_and_used_critic():
         ({"advantage": GAE(), "critic": None}, "critic: is null, but GAE needs values"),
         ({"advantage": GroupNorm()}, "samples_per_prompt: is 1, but GroupNorm compares"),
         ({"engine": Local(micro_batch_size=3)}, "mini_batch_size: 4 % 3 = 1"),
-        ({"score_clip": 0.0}, r"score_clip: is 0\.0; must be positive"),
         (
             {
                 "mixture": Mixture(data=tiny_runs.data("text"), batch_size=3),
@@ -151,3 +150,16 @@ def test_impossible_settings_are_known_before_anything_loads(settings, text):  #
 
 def test_possible_settings():
     assert tiny_runs.ppo(samples_per_prompt=4, evaluation=Evaluation(every=2)).check() == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"score_clip": 0.0}, {"target_kl": -1.0}, {"max_grad_norm": 0.0}, {"save_every": -1}]
+)
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*; must be "):
+        tiny_runs.ppo(**settings)
+
+
+def test_a_policy_that_would_only_wait_for_its_critic_is_refused():
+    problems = tiny_runs.ppo(critic=OwnTrunk(warmup_iterations=2), iterations=2).check()
+    assert ["policy would never learn" in problem for problem in problems] == [True]
