@@ -103,9 +103,21 @@ def _of_file(path: Path, wanted: Format | None) -> Format:
     return known
 
 
+def _check_utf8(path: Path) -> None:
+    """The readers let other encodings through, and fail when a value is used."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
 def _read(path: Path, form: Format) -> datasets.Dataset:
     import datasets
 
+    if form != "parquet":
+        _check_utf8(path)
     with tempfile.TemporaryDirectory() as cache, _quiet():
         options: dict[str, Any] = {"cache_dir": cache, "keep_in_memory": True}
         if form == "csv":  # as text: "NA" stays "NA" and "007" stays "007"

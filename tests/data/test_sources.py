@@ -142,3 +142,10 @@ def test_hub_error_names_what_was_asked_for() -> None:
 def test_impossible_settings_are_refused(make) -> None:
     with pytest.raises(ValueError, match=r"rows|path"):
         make()
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt"])
+def test_another_encoding_is_named_with_its_line(tmp_path, name):
+    (tmp_path / name).write_bytes('{"prompt": "a"}\n{"prompt": "café"}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"{name}: cannot be read .*line 2 is not UTF-8"):
+        Files(path=str(tmp_path / name)).load()
