@@ -23,6 +23,11 @@ class PromptExample:
     source: str
     columns: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence it makes."""
+        return len(self.prompt_ids)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationExample:
@@ -30,6 +35,11 @@ class DemonstrationExample:
 
     prompt_ids: list[int]
     response_ids: list[int]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence it makes."""
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +60,22 @@ class ComparisonExample:
     margin: float = 0.0
     weight: float = 1.0
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence it makes."""
+        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextExample:
     """A piece of running text, at least two tokens of it."""
 
     ids: list[int]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence it makes."""
+        return len(self.ids)
 
 
 Example = PromptExample | DemonstrationExample | ComparisonExample | TextExample

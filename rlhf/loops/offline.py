@@ -37,6 +37,7 @@ class OfflineTrainer(Generic[M]):
         self.model, self.tokenizer = built
         self.pad_id = pad_id(self.tokenizer)
         self.data = algorithm.data.prepare(self.tokenizer, form=algorithm.form, phase=phase)
+        self._check_positions()
         self.stream = Stream(self.data.train, algorithm.data.blender, seed=context.seed_for("order"))
         self.total_steps = algorithm.steps or self.stream.total_steps(algorithm.epochs, algorithm.batch_size)
         self.draws_left = None if algorithm.steps else self.stream.total_steps(algorithm.epochs, 1)
@@ -49,6 +50,17 @@ class OfflineTrainer(Generic[M]):
         )
         self.heldout = self._heldout_batches()
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
+
+    def _check_positions(self) -> None:
+        """Refuses rows that the model has no positions for, before a step is made."""
+        trunk = getattr(self.model, "lm", None) or getattr(self.model, "trunk", None)
+        limit = getattr(getattr(trunk, "config", None), "max_position_embeddings", None)
+        longest = max(example.length for part in (self.data.train, self.data.heldout) for example in part)
+        if limit is not None and longest > limit:
+            raise ValueError(
+                f"data.max_tokens: is {self.algorithm.data.max_tokens}, and a row has {longest} tokens, but the model "
+                f"has {limit} positions (max_position_embeddings); set max_tokens to at most {limit}"
+            )
 
     def _heldout_batches(self) -> list[M]:
         rows = list(self.data.heldout)

@@ -8,6 +8,7 @@ import torch
 
 from rlhf.algorithms.schedules import CosineDecay
 from rlhf.loops.offline import OfflineTrainer
+from rlhf.models.policy import FromScratch
 from rlhf.types import Labelled
 
 
@@ -118,3 +119,12 @@ def test_dropped_rows_are_counted(tmp_path):
 def test_without_held_out_rows_there_is_no_evaluation(tmp_path):
     settings = tiny_runs.sft(data=tiny_runs.data("demonstration", eval_rows=0), steps=1)
     assert "eval/loss" not in OfflineTrainer(settings, tiny_runs.context(tmp_path)).fit()
+
+
+def test_rows_that_the_model_has_no_positions_for_are_refused_at_once(tmp_path):
+    small = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 4}
+    algorithm = tiny_runs.sft(policy=FromScratch(config=small, vocab_size=280))
+    with pytest.raises(
+        ValueError, match=r"data.max_tokens: .* the model has 4 positions .*; set max_tokens to at most 4"
+    ):
+        OfflineTrainer(algorithm, tiny_runs.context(tmp_path))
