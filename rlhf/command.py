@@ -40,6 +40,9 @@ def guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who read the output has left, as `head` does; nothing more can be said there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except SystemExit as end:  # argparse
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except (ValueError, OSError, FloatingPointError) as error:

@@ -1,5 +1,7 @@
 """The listing of what can be named in a config."""
 
+import subprocess
+import sys
 from dataclasses import MISSING
 
 import pytest
@@ -38,3 +40,9 @@ def test_an_unknown_kind_is_exit_code_2(capsys, kind, hint):
 def test_defaults_are_written_as_in_yaml():
     values = [None, True, 0.5, "x", (1, 2), {}, GAE(), MISSING]
     assert [_default(v) for v in values] == ["null", "true", "0.5", '"x"', "[1, 2]", "{}", "GAE", "required"]
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m rlhf.components | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
