@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TINY = (
-    "--stages.sft.steps 3 --stages.reward.steps 3 --stages.ppo.iterations 2 --stages.ppo.batch_size 16 "
+    "--stages.sft.steps 3 --stages.reward.steps 3 --stages.ppo.iterations 3 --stages.ppo.batch_size 16 "
     "--stages.ppo.mini_batch_size 8 --stages.ppo.score_normalization.samples 8 --stages.ppo.evaluation.prompts 8 "
     "--stages.ppo.sampling.max_new_tokens 8 --stages.ppo.data.eval_rows 16"
 )

@@ -20,7 +20,7 @@ TINY = {
     "stages.reward.data.sources.doubled.rows": "100",
     "stages.reward.data.sources.mixed.rows": "100",
     "stages.reward.data.eval_rows": "16",
-    "stages.ppo.iterations": "1",
+    "stages.ppo.iterations": "3",
     "stages.ppo.batch_size": "16",
     "stages.ppo.mini_batch_size": "8",
     "stages.ppo.score_normalization.samples": "8",
