@@ -56,6 +56,11 @@ def shuffled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
 
 
+def per(amount: float, unit: float) -> float:
+    """The amount in units; NaN where the unit is 0, as the deviation of responses that are all alike."""
+    return amount / unit if unit else float("nan")
+
+
 def gains(directory: Path) -> dict[str, float]:
     """What a PPO stage gained between its first and its last evaluation."""
     from rlhf.metrics import read_metrics
@@ -63,10 +68,10 @@ def gains(directory: Path) -> dict[str, float]:
     evaluations = [row for row in read_metrics(directory) if "eval/gold_score" in row]
     first, last = evaluations[0], evaluations[-1]
     deviation = first["eval/gold_score_std"]
-    proxy = (last["eval/score"] - first["eval/score"]) / first["eval/score_std"]
+    proxy = per(last["eval/score"] - first["eval/score"], first["eval/score_std"])
 
     def gain(name: str) -> float:
-        return (last[name] - first["eval/gold_score"]) / deviation
+        return per(last[name] - first["eval/gold_score"], deviation)
 
     return {
         "SFT gold": first["eval/gold_score"],
@@ -75,7 +80,7 @@ def gains(directory: Path) -> dict[str, float]:
         "gold gain of its EMA": gain("eval/ema/gold_score"),
         "reward-model gain of PPO (SFT deviations)": proxy,
         "KL from SFT (nats per response)": last["eval/kl"],
-        "distinct-2 relative to SFT": last["eval/distinct_2"] / first["eval/distinct_2"],
+        "distinct-2 relative to SFT": per(last["eval/distinct_2"], first["eval/distinct_2"]),
     }
 
 
