@@ -168,7 +168,7 @@ def load_components() -> None:
     for plugin in entry_points(group=PLUGIN_GROUP):
         try:
             plugin.load()
-        except Exception as error:
+        except Exception as error:  # a plug-in is foreign code and may raise anything
             raise UserError(
                 f"Plug-in '{plugin.name}' ({plugin.value}) cannot be imported: {type(error).__name__}: {error}. "
                 "Mend it, or uninstall the package that brings it."

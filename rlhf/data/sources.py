@@ -177,7 +177,7 @@ class Files(Source):
         where = ", ".join([self.path] if isinstance(self.path, str) else self.path)
         try:
             table = tables[0] if len(tables) == 1 else datasets.concatenate_datasets(tables)
-        except Exception as error:
+        except Exception as error:  # pyarrow and datasets share no base; the columns are what helps
             names = [table.column_names for table in tables]
             raise ValueError(
                 f"{where}: files with different columns ({names}); read them as several sources"
