@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.engines.inference.sampling import Sampling as Sampling
     from rlhf.engines.local import Local as Local
     from rlhf.experiment import Experiment as Experiment
+    from rlhf.interfaces import ModelPath as ModelPath
     from rlhf.metrics import TensorBoard as TensorBoard
     from rlhf.models.heads import MLP as MLP, Linear as Linear
     from rlhf.models.policy import FromScratch as FromScratch, Pretrained as Pretrained
@@ -63,6 +64,7 @@ _MODULES = {
     "rlhf.engines.inference.sampling": ["Sampling"],
     "rlhf.engines.local": ["Local"],
     "rlhf.experiment": ["Experiment"],
+    "rlhf.interfaces": ["ModelPath"],
     "rlhf.metrics": ["TensorBoard"],
     "rlhf.models.heads": ["Linear", "MLP"],
     "rlhf.models.policy": ["FromScratch", "Pretrained"],

@@ -5,7 +5,6 @@ Imports nothing heavy, so that the environment is set before torch reads it.
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 from collections.abc import Callable
@@ -32,8 +31,9 @@ def guarded(command: Callable[[], int]) -> int:
     """Runs a command and turns what went wrong into a message and an exit code.
 
     Returns:
-        The command's own code; 2 for a config that is wrong, 1 for a mistake met while running, 130 after Ctrl-C. Other
-        exceptions are bugs and pass with their traceback, as all do where ``RLHF_TRACEBACK=1``.
+        The command's own code; 2 for a config that is wrong, 1 for another ``UserError`` or what the system refuses
+        (a full disk, a file that may not be read), 130 after Ctrl-C. Other exceptions are bugs and pass with their
+        traceback, as all do where ``RLHF_TRACEBACK=1``.
     """
     try:
         return command()
@@ -45,23 +45,11 @@ def guarded(command: Callable[[], int]) -> int:
         return 0
     except SystemExit as end:  # argparse
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (ValueError, OSError, FloatingPointError) as error:
-        if os.environ.get("RLHF_TRACEBACK") == "1" or not _deliberate(error):
+    except (UserError, OSError) as error:
+        if os.environ.get("RLHF_TRACEBACK") == "1":
             raise
         print(_message(error), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-
-
-def _deliberate(error: Exception) -> bool:
-    """Whether a ``raise`` in our own code made it, to tell the user something; all else needs its traceback."""
-    if isinstance(error, UserError):
-        return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or not str(last.tb_frame.f_globals.get("__name__", "")).startswith("rlhf."):
-        return False
-    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _message(error: Exception) -> str:

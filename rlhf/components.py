@@ -1,4 +1,4 @@
-"""``python -m rlhf.components [KIND]``: what can be named in a config, with its settings."""
+"""``python -m rlhf.components [KIND or NAME]``: what can be named in a config, with its settings."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def _line(setting: Setting) -> str:
     return f"{setting.name}: {spell(setting.annotation)} = {_default(setting.default)}"
 
 
-def _print_kind(kind: str, registry: Registry[Any]) -> None:
+def _print_kind(kind: str, registry: Registry[Any], only: str | None = None) -> None:
     from rlhf.registry import import_path
     from rlhf.schema import explanations, settings
 
     print(f"{kind} ({registry.base.__name__})")
-    for name in registry.names():
+    for name in [only] if only else registry.names():
         cls = registry.get(name)
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
         print(f"  {name}  [{import_path(cls)}]\n    {summary}")
@@ -60,15 +60,20 @@ def _list(argv: Sequence[str] | None) -> int:
         description="Lists every registered component with its settings, as name: type = default.",
         epilog=f"kinds: {', '.join(REGISTRIES)}",
     )
-    parser.add_argument("kind", nargs="?", help="only this kind of component")
-    kind = parser.parse_args(argv).kind
+    parser.add_argument("what", nargs="?", metavar="KIND or NAME", help="only this kind, or this one component")
+    what = parser.parse_args(argv).what
     load_components()
-    if kind is not None and kind not in REGISTRIES:
-        raise ConfigError(
-            f"no kind of component is called '{kind}'.{did_you_mean(kind, REGISTRIES)} Known: {', '.join(REGISTRIES)}."
-        )
-    for name in [kind] if kind else REGISTRIES:
-        _print_kind(name, REGISTRIES[name])
+    if what is None or what in REGISTRIES:
+        for kind in [what] if what else REGISTRIES:
+            _print_kind(kind, REGISTRIES[kind])
+        return 0
+    homes = [kind for kind, registry in REGISTRIES.items() if what in registry.names()]
+    if not homes:
+        names = [name for registry in REGISTRIES.values() for name in registry.names()]
+        hint = did_you_mean(what, [*REGISTRIES, *names])
+        raise ConfigError(f"no component or kind is called '{what}'.{hint} Kinds: {', '.join(REGISTRIES)}.")
+    for kind in homes:
+        _print_kind(kind, REGISTRIES[kind], what)
     return 0
 
 
@@ -79,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; those of the process where not given.
 
     Returns:
-        Exit code: 0 done, 2 no such kind.
+        Exit code: 0 done, 2 nothing of that name.
     """
     prepare_environment()
     return guarded(lambda: _list(argv))

@@ -21,6 +21,10 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.problems))
 
 
+class NonFiniteError(UserError):
+    """A loss or gradient is NaN or infinite; the weights were left as they are."""
+
+
 def require(
     *,
     at_least: float | None = None,
@@ -39,7 +43,7 @@ def require(
         **values: The settings by name.
 
     Raises:
-        ValueError: for the first that is out of range: name, value and range.
+        UserError: for the first that is out of range: name, value and range.
     """
     rules = [
         (at_least, "at least", lambda value, bound: value >= bound),
@@ -51,4 +55,4 @@ def require(
         if value is None or all(bound is None or holds(value, bound) for bound, _, holds in rules):
             continue
         wanted = " and ".join(f"{word} {bound:g}" for bound, word, _ in rules if bound is not None)
-        raise ValueError(f"{name} is {value}; must be {wanted}")
+        raise UserError(f"{name} is {value}; must be {wanted}")

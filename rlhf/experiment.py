@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.files import atomic_text, only_one
 from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
+from rlhf.schema import model_paths
 
 RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
@@ -37,42 +38,48 @@ def settings_tree(value: Any) -> Any:
     return value
 
 
-def references(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every ``@stage`` or ``@stage/output`` in a component's ``path`` settings, with its place."""
+def _change_model_paths(value: Any, change: Callable[[str, str], str], place: str = "") -> Any:
+    """The component with ``change(place, path)`` in every setting annotated as ``ModelPath``; itself if all stay."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for item in dataclasses.fields(value):
-            inner = getattr(value, item.name)
-            where = f"{path}.{item.name}" if path else item.name
-            if item.name == "path" and isinstance(inner, str) and inner.startswith("@"):
-                yield where, inner
-            else:
-                yield from references(inner, where)
+        entries = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        taken = {name for name, entry in entries.items() if isinstance(entry, str)} & model_paths(type(value))
     elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from references(inner, f"{path}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            yield from references(inner, f"{path}.{index}")
+        entries, taken = value, set[str]()
+    elif isinstance(value, list):
+        entries, taken = dict(enumerate(value)), set[str]()
+    else:
+        return value
+    changed = {}
+    for name, entry in entries.items():
+        where = f"{place}.{name}" if place else str(name)
+        new = change(where, entry) if name in taken else _change_model_paths(entry, change, where)
+        if new is not entry:
+            changed[name] = new
+    if not changed:
+        return value
+    if isinstance(value, dict):
+        return {**value, **changed}
+    if isinstance(value, list):
+        return [changed.get(index, entry) for index, entry in enumerate(value)]
+    return dataclasses.replace(value, **changed)
+
+
+def references(value: Any) -> list[tuple[str, str]]:
+    """Every ``@stage`` or ``@stage/output`` in a component's settings, with its place."""
+    found = []
+
+    def note(place: str, path: str) -> str:
+        if path.startswith("@"):
+            found.append((place, path))
+        return path
+
+    _change_model_paths(value, note)
+    return found
 
 
 def resolve(value: Any, folders: dict[str, str]) -> Any:
     """The component with every reference replaced by the folder it stands for."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {}
-        for item in dataclasses.fields(value):
-            inner = getattr(value, item.name)
-            if item.name == "path" and isinstance(inner, str) and inner.startswith("@"):
-                changes[item.name] = folders[inner]
-            else:
-                new = resolve(inner, folders)
-                if new is not inner:
-                    changes[item.name] = new
-        return dataclasses.replace(value, **changes) if changes else value
-    if isinstance(value, dict):
-        return {key: resolve(inner, folders) for key, inner in value.items()} if any(references(value)) else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(resolve(inner, folders) for inner in value) if any(references(value)) else value
-    return value
+    return _change_model_paths(value, lambda _, path: folders[path] if path.startswith("@") else path)
 
 
 def missing_inputs(value: Any, path: str) -> Iterator[str]:
@@ -85,10 +92,10 @@ def missing_inputs(value: Any, path: str) -> Iterator[str]:
             yield from missing_inputs(inner, f"{path}.{key}")
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return
-    if isinstance(value, NeedsInputs) and not any(where == "path" for where, _ in references(value)):
+    if isinstance(value, NeedsInputs) and not any("." not in place for place, _ in references(value)):
         try:
             value.check_inputs()
-        except (ValueError, OSError) as error:
+        except (UserError, OSError) as error:
             yield f"{path}: {error}"
     for item in dataclasses.fields(value):
         yield from missing_inputs(getattr(value, item.name), f"{path}.{item.name}")
@@ -274,16 +281,18 @@ class Experiment:
         if state == "keep":
             print(f"{name}: finished before, kept ({directory})", flush=True)
             return _read_json(directory / DONE)["figures"]
-        if state == "start":
-            self._clear(name)
-            uses = {used: self._run_id(used) for used in self._uses(name)}
-            record = {"id": uuid.uuid4().hex, "settings": self._identity(name), "uses": uses}
-            _write_json(directory / RECORD, record)
         start = time.perf_counter()
         context = StageContext(directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks)
         try:
-            figures = build_stage(resolve(self.stages[name], self.folders()), context).fit()
-        except (ValueError, FloatingPointError) as error:  # say where; the error stays what it is
+            # A former run's folder goes only when this one's models and data are there.
+            trainer = build_stage(resolve(self.stages[name], self.folders()), context)
+            if state == "start":
+                self._clear(name)
+                uses = {used: self._run_id(used) for used in self._uses(name)}
+                record = {"id": uuid.uuid4().hex, "settings": self._identity(name), "uses": uses}
+                _write_json(directory / RECORD, record)
+            figures = trainer.fit()
+        except UserError as error:  # say where; the error stays what it is
             error.args = (f"stage {name}: {error}", *error.args[1:])
             raise
         _write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,15 @@ if TYPE_CHECKING:
     from rlhf.engines.inference.sampling import Sampling
 
 
+class _OutputOfAStage:
+    """Mark of ``ModelPath``."""
+
+
+ModelPath = Annotated[str, _OutputOfAStage()]
+"""Type of a setting that says where a saved model is: a folder, a hub name, or ``@stage`` or ``@stage/output`` for what
+an earlier stage leaves. An experiment puts the folder in its place before the component is built."""
+
+
 class NeedsInputs:
     """A component that needs files or functions to be there, which can be known before anything runs."""
 
@@ -62,7 +71,11 @@ class Source(NeedsInputs, ABC):
 
     @abstractmethod
     def load(self) -> datasets.Dataset:
-        """Reads the rows. Raises ``ValueError`` naming path, the columns present and the remedy."""
+        """Reads the rows. Raises ``UserError`` naming path, the columns present and the remedy."""
+
+    def remark(self) -> str:
+        """What who reads figures measured on these rows should know, in a few words; nothing for most sources."""
+        return ""
 
 
 class Template(ABC):

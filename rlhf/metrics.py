@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.errors import UserError
 from rlhf.interfaces import LiveSink, MetricSink
 
 
@@ -46,7 +47,7 @@ class MetricsFile:
     def rewind(self, position: int) -> None:
         """Forgets what was written after ``position``."""
         if (there := os.fstat(self.file.fileno()).st_size) < position:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has {there} bytes, but the checkpoint was made after {position}; put the file back, "
                 "or run the stage anew"
             )
@@ -96,7 +97,7 @@ class TensorBoard(MetricSink):
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            raise ValueError("TensorBoard: the package tensorboard is missing; pip install 'rlhf[tensorboard]'")
+            raise UserError("TensorBoard: the package tensorboard is missing; pip install 'rlhf[tensorboard]'")
 
     def open(self, directory: Path) -> LiveSink:
         return _TensorBoardWriter(directory)

@@ -42,7 +42,7 @@ def locate(path: str) -> Any:
     """Imports what a dotted path such as ``my_algo.MyPPO`` names.
 
     Raises:
-        ValueError: no such module, or nothing of that name in it.
+        UserError: no such module, or nothing of that name in it.
     """
     module_name, _, name = path.rpartition(".")
     try:
@@ -94,7 +94,7 @@ class Registry(Generic[T]):
         """The class of a name or dotted path.
 
         Raises:
-            ValueError: there is none, it is abstract, or it is not a subclass of the base; the text says what there is.
+            UserError: there is none, it is abstract, or it is not a subclass of the base; the text says what there is.
         """
         classes = self._classes()
         if name in classes:
@@ -158,7 +158,7 @@ def load_components() -> None:
     """Imports all modules that define components: ours, and those of installed plug-ins.
 
     Raises:
-        ValueError: a plug-in cannot be imported; the text names it.
+        UserError: a plug-in cannot be imported; the text names it.
     """
     for name in COMPONENT_MODULES:
         module = importlib.import_module(name)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Union
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from rlhf.interfaces import ModelPath
 from rlhf.registry import did_you_mean, import_path
 
 Kind = Literal["component", "group", "dict", "list", "value"]
@@ -50,6 +51,17 @@ def settings(cls: type) -> dict[str, Setting]:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+@functools.cache
+def model_paths(cls: type) -> frozenset[str]:
+    """The settings of a dataclass that are annotated as ``ModelPath``, alone or in a union."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(cls)
+        if ModelPath in (hints[field.name], *typing.get_args(hints[field.name]))
+    )
 
 
 def shared(a: type, b: type) -> set[str]:

@@ -93,12 +93,13 @@ def draw_curves(directory: Path, stages: Sequence[str]) -> Path | None:
         axes = figure.add_subplot(height, columns, index + 1)
         for name, steps, values in lines:
             axes.plot(steps, values, label=name, linewidth=1.4, marker="." if len(steps) < 15 else None)
-        axes.set_title(stage, loc="left", fontsize=9, fontweight="bold")
+        axes.set_title(f"{stage}  {lines[0][0]}", loc="left", fontsize=9, fontweight="bold")
         axes.set_xlabel("optimiser step", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=7, frameon=False)
+        if len(lines) > 1:
+            axes.legend(fontsize=7, frameon=False)
     path = directory / "curves.png"
     figure.savefig(path, dpi=130)
     return path

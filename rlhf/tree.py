@@ -284,7 +284,7 @@ def make(cls: type, plain: Mapping[str, Any]) -> Any:
     """The object of a class from its settings, nested components included: jsonargparse's part.
 
     Raises:
-        ValueError: a constructor refused its settings.
+        UserError: a constructor refused its settings.
         ArgumentError: jsonargparse did.
     """
     for reachable in classes([cls, *(component for registry in REGISTRIES.values() for component in registry)]):

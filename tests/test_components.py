@@ -27,14 +27,25 @@ def test_all_kinds(capsys):
     assert "      policy: Policy = required\n" in text
 
 
+def test_one_component(capsys):
+    assert main(["GAE"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("advantage-estimators (AdvantageEstimator)\n  GAE  [rlhf.GAE]\n")
+    assert "lam: float = 0.95" in text and "GroupNorm" not in text
+    assert main(["Weighted"]) == 0  # a blender and a reward model
+    assert capsys.readouterr().out.count("\n  Weighted  [") == 2
+    assert main(["gae"]) == 2
+    assert "Did you mean GAE?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("kind", "hint"),
-    [("advantage-estimator", "Did you mean advantage-estimators?"), ("x", "Known: algorithms, policies")],
+    [("advantage-estimator", "Did you mean advantage-estimators?"), ("x", "Kinds: algorithms, policies")],
 )
 def test_an_unknown_kind_is_exit_code_2(capsys, kind, hint):
     assert main([kind]) == 2
     error = capsys.readouterr().err
-    assert f"no kind of component is called '{kind}'." in error and hint in error
+    assert f"no component or kind is called '{kind}'." in error and hint in error
 
 
 def test_defaults_are_written_as_in_yaml():

@@ -289,5 +289,5 @@ def test_what_a_later_stage_lacks_is_told_before_the_first_runs(tmp_path):
 
 def test_an_error_names_its_stage(tmp_path):
     few = tiny_runs.sft(optimizer=SGD(lr=1e30), steps=3)
-    with pytest.raises((FloatingPointError, ValueError), match="stage sft: "):
+    with pytest.raises(UserError, match="stage sft: "):
         Experiment(name="x", output_dir=str(tmp_path), stages={"sft": few}).run()

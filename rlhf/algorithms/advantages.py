@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from rlhf.algorithms.functional import advantages, masking
-from rlhf.errors import require
+from rlhf.errors import UserError, require
 from rlhf.interfaces import AdvantageEstimator
 from rlhf.types import Advantages, Scored
 
@@ -41,7 +41,7 @@ class GAE(AdvantageEstimator):
 
     def __call__(self, scored: Scored) -> Advantages:
         if scored.values is None:
-            raise ValueError("GAE needs a critic's values; set `critic`, or an estimator that needs none")
+            raise UserError("GAE needs a critic's values; set `critic`, or an estimator that needs none")
         estimates, returns = advantages.gae(
             scored.rewards, scored.values, scored.mask, gamma=self.gamma, lam=self.lam, bootstrap=scored.bootstrap
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.errors import UserError
 from rlhf.interfaces import LiveAverage, WeightAverage
 
 
@@ -50,7 +51,7 @@ class EMA(WeightAverage):
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; must be in [0, 1]")
+            raise UserError(f"decay is {self.decay}; must be in [0, 1]")
 
     def decay_at(self, updates: int) -> float:
         """The decay of update number ``updates``, counted from 0."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.schedules import Constant
 from rlhf.errors import require
-from rlhf.interfaces import Critic, LanguageModel, Optimizer, Schedule, ValueHead
+from rlhf.interfaces import Critic, LanguageModel, ModelPath, Optimizer, Schedule, ValueHead
 from rlhf.models.heads import Linear
 
 
@@ -33,7 +33,7 @@ class OwnTrunk(Critic):
 
     shared: ClassVar[bool] = False
 
-    path: str | None = None
+    path: ModelPath | None = None
     head: ValueHead = Linear()
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Constant()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlhf.algorithms.functional import kl
-from rlhf.errors import require
+from rlhf.errors import UserError, require
 from rlhf.interfaces import KLController, LiveController
 
 
@@ -76,7 +76,7 @@ class Adaptive(KLController):
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef)
         if self.target <= 0 or self.horizon <= 0:
-            raise ValueError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
+            raise UserError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
 
     def build(self) -> LiveController:
         return _AdaptiveCoefficient(self)
@@ -103,7 +103,7 @@ class KL:
 
     def __post_init__(self) -> None:
         if self.where == "loss" and self.estimator == "k1":
-            raise ValueError(
+            raise UserError(
                 "estimator is k1 and where is loss: the gradient of k1 as a loss has expectation zero; "
                 "set estimator k2, or where: reward"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.functional.masking import last_index
+from rlhf.errors import UserError
 
 
 def per_response(scores: Tensor, mask: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ class LiveNormalization:
         """Takes mean and sample deviation from scores [B]."""
         values = scores.double()
         if not float(values.std()) > 0:
-            raise ValueError(
+            raise UserError(
                 f"score_normalization: all {len(values)} responses of the start have the score {float(values[0])}, so "
                 "there is no deviation to divide by; set it to null, or look at the reward"
             )
@@ -69,7 +70,7 @@ class ScoreNormalization:
 
     def __post_init__(self) -> None:
         if self.samples < 2:
-            raise ValueError(f"samples: {self.samples}; must be at least 2")
+            raise UserError(f"samples: {self.samples}; must be at least 2")
 
     def build(self) -> LiveNormalization:
         """Not yet measured: mean 0, deviation 1."""

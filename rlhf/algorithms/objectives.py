@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.data.dataset import Data
-from rlhf.errors import require
+from rlhf.errors import UserError, require
 from rlhf.interfaces import Objective
 from rlhf.types import Batch, Labelled, LossTerm, Outputs
 
@@ -33,7 +33,7 @@ class Mixture(Objective):
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef, gradient_every=self.gradient_every)
         if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; must be at least 1, or null")
+            raise UserError(f"batch_size is {self.batch_size}; must be at least 1, or null")
 
     def term(self, outputs: Outputs, batch: Labelled | Batch) -> LossTerm:
         assert outputs.logprobs is not None

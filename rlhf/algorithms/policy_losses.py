@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf.algorithms.functional import losses
+from rlhf.errors import UserError
 from rlhf.interfaces import PolicyLoss
 from rlhf.types import Aggregation, Batch
 
@@ -34,11 +35,11 @@ class Clip(PolicyLoss):
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < 1:
-            raise ValueError(f"low is {self.low}; the ratio's lower clip must be in [0, 1)")
+            raise UserError(f"low is {self.low}; the ratio's lower clip must be in [0, 1)")
         if self.high < 0:
-            raise ValueError(f"high is {self.high}; the ratio's upper clip must not be negative")
+            raise UserError(f"high is {self.high}; the ratio's upper clip must not be negative")
         if self.dual is not None and self.dual <= 1:
-            raise ValueError(f"dual is {self.dual}; the dual clip must be above 1, or null for none")
+            raise UserError(f"dual is {self.dual}; the dual clip must be above 1, or null for none")
 
     def __call__(self, logprobs: Tensor, batch: Batch) -> Tensor:
         return losses.clipped_surrogate(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlhf.algorithms.base import Offline
 from rlhf.algorithms.functional import losses
 from rlhf.data.collate import collate_comparisons
-from rlhf.errors import require
+from rlhf.errors import UserError, require
 from rlhf.interfaces import LiveEngine, Policy, ValueHead
 from rlhf.models.heads import Linear
 from rlhf.types import Comparisons, Form, LossTerm, Outputs, Phase, Tally
@@ -91,7 +91,7 @@ class RewardModelling(Offline[Comparisons]):
         values = torch.cat([score.double() for score in scores if score is not None])
         mean, std = float(values.mean()), float(values.std())
         if not std > 0:
-            raise ValueError(f"the reward model gives every held-out response the score {mean}; it has learned nothing")
+            raise UserError(f"the reward model gives every held-out response the score {mean}; it has learned nothing")
         cast("ValueModel", engine.model).set_normalisation(mean, std)
         return {"normalisation/mean": mean, "normalisation/std": std}
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlhf.errors import UserError
 from rlhf.interfaces import Schedule
 
 
 def _check(warmup: int, floor: float) -> None:
     if warmup < 0:
-        raise ValueError(f"warmup is {warmup}; must be a number of steps ≥ 0")
+        raise UserError(f"warmup is {warmup}; must be a number of steps ≥ 0")
     if not 0 <= floor <= 1:
-        raise ValueError(f"floor is {floor}; must be a factor in [0, 1]")
+        raise UserError(f"floor is {floor}; must be a factor in [0, 1]")
 
 
 def _progress(step: int, total: int, warmup: int) -> float:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from rlhf.errors import UserError
 from rlhf.interfaces import Blender
 
 
@@ -84,12 +85,12 @@ class Weighted(Blender):
 
     def __post_init__(self) -> None:
         if not self.weights:
-            raise ValueError("weights: none; give each source a positive weight")
+            raise UserError("weights: none; give each source a positive weight")
         for name, weight in self.weights.items():
             if not 0 < weight < math.inf:
-                raise ValueError(f"weights.{name}: {weight}; must be positive (leave out a source to draw none of it)")
+                raise UserError(f"weights.{name}: {weight}; must be positive (leave out a source to draw none of it)")
         if self.length is not None and self.length < 1:
-            raise ValueError(f"length: {self.length}; must be at least 1")
+            raise UserError(f"length: {self.length}; must be at least 1")
 
     def epoch(self, sizes: Mapping[str, int], *, seed: int, epoch: int) -> np.ndarray:
         quotas = self._quotas(sizes)
@@ -104,7 +105,7 @@ class Weighted(Blender):
 
     def _quotas(self, sizes: Mapping[str, int]) -> dict[str, int]:
         if set(self.weights) != set(sizes):
-            raise ValueError(f"weights: {sorted(self.weights)} but the sources are {sorted(sizes)}; name each once")
+            raise UserError(f"weights: {sorted(self.weights)} but the sources are {sorted(sizes)}; name each once")
         total, length = math.fsum(self.weights.values()), self.length or sum(sizes.values())
         exact = {name: length * self.weights[name] / total for name in sizes}
         quotas = {name: math.floor(share) for name, share in exact.items()}
@@ -113,9 +114,9 @@ class Weighted(Blender):
             quotas[name] += 1
         for name, quota in quotas.items():
             if quota and not sizes[name]:
-                raise ValueError(f"weights.{name}: the source has no rows; leave it out")
+                raise UserError(f"weights.{name}: the source has no rows; leave it out")
             if quota > sizes[name] and not self.repeat:
-                raise ValueError(
+                raise UserError(
                     f"weights.{name}: {quota} of {length} draws, but the source has {sizes[name]} rows; "
                     "set repeat: true, or lower its weight or the length"
                 )

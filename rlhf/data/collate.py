@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample
+from rlhf.errors import UserError
 from rlhf.types import Comparisons, Labelled, Prompts, Sequences
 
 LabelledExample = DemonstrationExample | TextExample
@@ -37,7 +38,7 @@ def _row(example: LabelledExample, train_on_prompt: bool) -> _Row:
 def _pad(rows: Sequence[Sequence[int]], value: int, left: int = 0) -> Tensor:
     """[B, left + longest] int64, content behind ``left`` pads."""
     if not rows:
-        raise ValueError("batch: no examples; a batch needs at least one")
+        raise UserError("batch: no examples; a batch needs at least one")
     width = max(map(len, rows))
     return torch.tensor([[value] * left + list(row) + [value] * (width - len(row)) for row in rows], dtype=torch.long)
 
@@ -48,7 +49,7 @@ def _sequences(rows: Sequence[_Row], pad_id: int, prompt_width: int = 1, pad_lef
     real = _pad([[1] * len(row.ids) for row in rows], 0, pad_left).bool()
     targets = _pad([row.targets for row in rows], 0, pad_left).bool()
     if not 1 <= prompt_width <= ids.shape[1] or targets[:, :prompt_width].any():
-        raise ValueError(f"prompt_width: {prompt_width}; must be at least 1 and leave every target behind it")
+        raise UserError(f"prompt_width: {prompt_width}; must be at least 1 and leave every target behind it")
     return Sequences(ids, real, prompt_width), targets[:, prompt_width:]
 
 
@@ -78,14 +79,14 @@ def pack(examples: Sequence[LabelledExample], length: int) -> list[list[Labelled
     """Groups examples into rows of at most ``length`` tokens: each goes into the first row with room.
 
     Raises:
-        ValueError: an example alone is longer.
+        UserError: an example alone is longer.
     """
     groups: list[list[LabelledExample]] = []
     room: list[int] = []
     for example in examples:
         size = len(_row(example, False).ids)
         if size > length:
-            raise ValueError(f"pack: an example of {size} tokens in rows of {length}; raise it or lower max_tokens")
+            raise UserError(f"pack: an example of {size} tokens in rows of {length}; raise it or lower max_tokens")
         at = next((i for i, free in enumerate(room) if free >= size), len(groups))
         if at == len(groups):
             groups.append([])

@@ -7,16 +7,18 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlhf.errors import UserError
+
 if TYPE_CHECKING:
     import datasets
 
 
-def _missing(name: str, spec: str, present: Iterable[str], where: str) -> ValueError:
+def _missing(name: str, spec: str, present: Iterable[str], where: str) -> UserError:
     names = list(present)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "correct the column map"
     within = "" if name == spec else f" (in {spec!r})"
-    return ValueError(f"{where}: no column {name!r}{within}; {hint} Columns present: {', '.join(names) or 'none'}")
+    return UserError(f"{where}: no column {name!r}{within}; {hint} Columns present: {', '.join(names) or 'none'}")
 
 
 def _walk(value: Any, steps: Sequence[str], spec: str, where: str) -> Any:
@@ -28,11 +30,11 @@ def _walk(value: Any, steps: Sequence[str], spec: str, where: str) -> Any:
             value = value[step]
         elif isinstance(value, list):
             if not step.lstrip("-").isdigit():
-                raise ValueError(f"{where}: {spec!r} meets a list at {step!r}; give an index, 0 first or -1 last")
+                raise UserError(f"{where}: {spec!r} meets a list at {step!r}; give an index, 0 first or -1 last")
             index = int(step)
             value = value[index] if -len(value) <= index < len(value) else None
         elif value is not None:
-            raise ValueError(f"{where}: {spec!r} looks for {step!r} in a {type(value).__name__}; shorten the path")
+            raise UserError(f"{where}: {spec!r} looks for {step!r} in a {type(value).__name__}; shorten the path")
     return value
 
 
@@ -72,7 +74,7 @@ def map_columns(dataset: datasets.Dataset, columns: Mapping[str, str], where: st
         The mapped columns, and all others that were not renamed. Where both have a name, the mapped one wins.
 
     Raises:
-        ValueError: theirs is not there.
+        UserError: theirs is not there.
     """
     import datasets
 

@@ -14,6 +14,7 @@ from rlhf.data.blenders import Proportional
 from rlhf.data.encoding import Encoder, LongPrompts
 from rlhf.data.examples import Example, Examples
 from rlhf.data.templates import Plain
+from rlhf.errors import UserError
 from rlhf.interfaces import Blender, Source, Template
 from rlhf.types import Form, Phase
 
@@ -41,12 +42,14 @@ class Prepared:
         heldout: What is evaluated on: other prompts, or the evaluation's own sources.
         drops: Examples dropped from both, by ``"source/reason"``; reasons in ``rlhf.data.encoding`` and ``forms``.
         notes: Examples kept but cut or empty, by ``"source/reason"``.
+        remarks: What the sources say of themselves, by source.
     """
 
     train: Examples[Any]
     heldout: Examples[Any]
     drops: Mapping[str, int]
     notes: Mapping[str, int]
+    remarks: Mapping[str, str]
 
     @property
     def rows_dropped(self) -> int:
@@ -63,7 +66,7 @@ class Prepared:
                 own = [(key.removeprefix(f"{name}/"), n) for key, n in counts.items() if key.rpartition("/")[0] == name]
                 if own:
                     line += f"; {sum(n for _, n in own)} {verb} ({', '.join(f'{reason} {n}' for reason, n in own)})"
-            lines.append(line)
+            lines.append(f"{line}; {self.remarks[name]}" if self.remarks.get(name) else line)
         if not len(self.heldout):
             lines.append("nothing is held out: there will be no evaluation on unseen prompts")
         return lines
@@ -104,21 +107,21 @@ class Data:
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise ValueError("sources: none; name at least one source")
+            raise UserError("sources: none; name at least one source")
         if self.split is not None:
             if len(self.split) != len(PHASES):
-                raise ValueError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
+                raise UserError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
             split.assign([], self.split)
         if not 0 <= self.eval_fraction < 1:
-            raise ValueError(f"eval_fraction: {self.eval_fraction}; must be at least 0 and below 1")
+            raise UserError(f"eval_fraction: {self.eval_fraction}; must be at least 0 and below 1")
         if self.eval_rows is not None and self.eval_rows < 0:
-            raise ValueError(f"eval_rows: {self.eval_rows}; must not be negative")
+            raise UserError(f"eval_rows: {self.eval_rows}; must not be negative")
         if self.eval_rows and self.eval_sources:
-            raise ValueError(f"eval_rows: {self.eval_rows}, but eval_sources are evaluated on whole; leave one out")
+            raise UserError(f"eval_rows: {self.eval_rows}, but eval_sources are evaluated on whole; leave one out")
         if self.max_tokens < 3:
-            raise ValueError(f"max_tokens: {self.max_tokens}; must be at least 3")
+            raise UserError(f"max_tokens: {self.max_tokens}; must be at least 3")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
-            raise ValueError(f"max_prompt_tokens: {self.max_prompt_tokens}; must be at least 1")
+            raise UserError(f"max_prompt_tokens: {self.max_prompt_tokens}; must be at least 1")
 
     def corpus(self, phase: Phase) -> Iterator[str]:
         """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
@@ -143,7 +146,7 @@ class Data:
             phase: The algorithm's own phase, used unless ``phase`` is set here.
 
         Raises:
-            ValueError: a source cannot be read or cannot give the form, or no row of one is left to train on.
+            UserError: a source cannot be read or cannot give the form, or no row of one is left to train on.
         """
         train: dict[str, list[Example]] = {}
         heldout: dict[str, list[Example]] = {}
@@ -159,7 +162,7 @@ class Data:
             ]
             if not made[0]:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in encoder.drops.items()) or "it gets none"
-                raise ValueError(
+                raise UserError(
                     f"{where}: of its {len(parts[0])} {'rows' if len(parts) == 1 else 'training rows'} none is left "
                     f"({reasons}); see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
                 )
@@ -174,7 +177,8 @@ class Data:
         for name, source in self.eval_sources.items():
             dataset = source.load()
             (heldout[name],) = examples(name, f"eval_sources.{name}", dataset, range(len(dataset)))
-        return Prepared(Examples(train), Examples(heldout), dict(drops), dict(notes))
+        remarks = {name: source.remark() for name, source in {**self.sources, **self.eval_sources}.items()}
+        return Prepared(Examples(train), Examples(heldout), dict(drops), dict(notes), remarks)
 
     def _encoder(self, source: str, tokenizer: PreTrainedTokenizerBase, form: Form) -> Encoder:
         return Encoder(

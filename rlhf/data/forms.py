@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from rlhf.errors import UserError
 from rlhf.types import Form
 
 if TYPE_CHECKING:
@@ -57,14 +58,14 @@ def made_of(columns: Sequence[str], form: Form, where: str) -> tuple[str, ...]:
     """The columns a form is made of.
 
     Raises:
-        ValueError: these columns cannot give the form.
+        UserError: these columns cannot give the form.
     """
     for needed in NEEDS[form]:
         if set(needed) <= set(columns):
             return needed
     wanted = " or ".join(f"({', '.join(needed)})" for needed in NEEDS[form])
     possible = [other for other in get_args(Form) if any(set(needed) <= set(columns) for needed in NEEDS[other])]
-    raise ValueError(
+    raise UserError(
         f"{where}: cannot give the form {form!r}, which needs {wanted}; its columns are {', '.join(columns)}, "
         f"good for: {', '.join(possible) or 'no form'}. Rename with columns (ours: theirs), or use another source"
     )
@@ -75,7 +76,7 @@ def keys(dataset: datasets.Dataset, where: str) -> list[str]:
     for name in ("prompt", "text"):
         if name in dataset.column_names:
             return ["" if value is None else str(value) for value in dataset[name][:]]
-    raise ValueError(f"{where}: no column prompt or text among {', '.join(dataset.column_names)}; rename with columns")
+    raise UserError(f"{where}: no column prompt or text among {', '.join(dataset.column_names)}; rename with columns")
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -84,14 +85,14 @@ def _text(value: Any, name: str, where: str) -> str:
     remedy = (
         "map a field inside it (columns: {ours: theirs.0.content})" if isinstance(value, list | dict) else "quote it"
     )
-    raise ValueError(f"{where}: {name} is a {type(value).__name__}, not text; {remedy}")
+    raise UserError(f"{where}: {name} is a {type(value).__name__}, not text; {remedy}")
 
 
 def _number(value: Any, name: str, where: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{where}: {name} is {value!r}; give numbers") from None
+        raise UserError(f"{where}: {name} is {value!r}; give numbers") from None
 
 
 def _incomplete(value: Any) -> bool:
@@ -103,9 +104,7 @@ def _incomplete(value: Any) -> bool:
 def _scored(row: Mapping[str, Any], where: str) -> tuple[list[str], list[float]]:
     responses, scores = row["responses"], row["scores"]
     if not isinstance(responses, list) or not isinstance(scores, list) or len(responses) != len(scores):
-        raise ValueError(
-            f"{where}: responses and scores must be two lists of one length; got {responses!r}, {scores!r}"
-        )
+        raise UserError(f"{where}: responses and scores must be two lists of one length; got {responses!r}, {scores!r}")
     texts = [_text(response, "responses", where) for response in responses]
     return texts, [_number(score, "scores", where) for score in scores]
 
@@ -161,7 +160,7 @@ def records(
         where: The source, for errors.
 
     Raises:
-        ValueError: the columns cannot give the form, or a value has the wrong type.
+        UserError: the columns cannot give the form, or a value has the wrong type.
     """
     needed = made_of(dataset.column_names, form, where)
     columns = dataset.select(rows)[:]  # all at once: a data set answers single rows slowly

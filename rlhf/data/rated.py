@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from rlhf.data.sources import Files, Format
+from rlhf.errors import UserError
 from rlhf.interfaces import Source
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ def pair_up(ratings: Sequence[float], pairs: int, *, min_gap: float, seed: int) 
         (higher, lower) indices.
 
     Raises:
-        ValueError: no two ratings are that far apart.
+        UserError: no two ratings are that far apart.
     """
 
     def apart(a: float, b: float) -> bool:
         return abs(a - b) >= min_gap and a != b
 
     if not ratings or not apart(max(ratings), min(ratings)):
-        raise ValueError(f"min_gap: {min_gap}, but no two of {len(ratings)} ratings are that far apart; lower it")
+        raise UserError(f"min_gap: {min_gap}, but no two of {len(ratings)} ratings are that far apart; lower it")
     random = np.random.default_rng(seed)
     uses = np.zeros(len(ratings), dtype=np.int64)
     found: list[tuple[int, int]] = []
@@ -117,13 +118,13 @@ class RatedTexts(Source):
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ValueError(f"path: {self.path!r}; give a file or a folder")
+            raise UserError(f"path: {self.path!r}; give a file or a folder")
         for name in ("prompt_words", "rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name}: {value}; must be at least 1")
+                raise UserError(f"{name}: {value}; must be at least 1")
         if not 0 <= self.min_gap < math.inf:
-            raise ValueError(f"min_gap: {self.min_gap}; must not be negative")
+            raise UserError(f"min_gap: {self.min_gap}; must not be negative")
 
     def check_inputs(self) -> None:
         Files(path=self.path, format=self.format).check_inputs()
@@ -134,7 +135,7 @@ class RatedTexts(Source):
         rated = [r for r in self._rated() if self.min_rating is None or r.rating is None or r.rating >= self.min_rating]
         if all(r.rating is None for r in rated):
             least = "" if self.min_rating is None else f" of at least {self.min_rating}"
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: no row has a text and a rating{least}; lower min_rating, or name other columns"
             )
         rows = self._pairs(rated) if self.form == "comparisons" else [self._row(r) for r in rated[: self.rows]]
@@ -150,13 +151,13 @@ class RatedTexts(Source):
 
     def _checked(self, text: Any, rating: Any, where: str) -> _Rated:
         if not isinstance(text, str):
-            raise ValueError(f"{where}: {self.text} is a {type(text).__name__}, not text; name another column as text")
+            raise UserError(f"{where}: {self.text} is a {type(text).__name__}, not text; name another column as text")
         if rating == "":  # a CSV has no other way to leave a cell out
             return _Rated(None, None)
         try:
             number = float(rating)
         except (TypeError, ValueError):
-            raise ValueError(
+            raise UserError(
                 f"{where}: {self.rating} is {rating!r}; give numbers, or name another column as rating"
             ) from None
         return _Rated(None, None) if math.isnan(number) else _Rated(text, number)

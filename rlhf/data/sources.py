@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rlhf.data import world
 from rlhf.data.columns import map_columns
+from rlhf.errors import UserError
 from rlhf.interfaces import Source
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ SUFFIXES: dict[str, Format] = {
 
 def _check_rows(rows: int | None) -> None:
     if rows is not None and rows < 1:
-        raise ValueError(f"rows: {rows}; must be at least 1")
+        raise UserError(f"rows: {rows}; must be at least 1")
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def _quiet() -> Iterator[None]:
 
 def _finish(dataset: datasets.Dataset, columns: dict[str, str], rows: int | None, where: str) -> datasets.Dataset:
     if len(dataset) == 0:
-        raise ValueError(f"{where}: no rows; give a source that is not empty")
+        raise UserError(f"{where}: no rows; give a source that is not empty")
     if rows is not None:
         dataset = dataset.select(range(min(rows, len(dataset))))
     return map_columns(dataset, columns, where)
@@ -66,7 +67,7 @@ def _from_rows(rows: Iterable[Any], where: str) -> datasets.Dataset:
     listed = list(rows)
     for number, row in enumerate(listed):
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: row {number} is a {type(row).__name__}; yield one dict per row")
+            raise UserError(f"{where}: row {number} is a {type(row).__name__}; yield one dict per row")
     names = dict.fromkeys(name for row in listed for name in row)  # Dataset.from_list reads the first row's keys only
     return datasets.Dataset.from_dict({name: [row.get(name) for row in listed] for name in names})
 
@@ -81,25 +82,23 @@ def _in_folder(folder: Path, wanted: Format | None) -> list[Path]:
         if path.is_file() and path.suffix.lower() in SUFFIXES:
             found.setdefault(SUFFIXES[path.suffix.lower()], []).append(path)
     if wanted is None and len(found) > 1:
-        raise ValueError(f"{folder}: files of several formats ({', '.join(found)}); choose one with format")
+        raise UserError(f"{folder}: files of several formats ({', '.join(found)}); choose one with format")
     paths = found.get(wanted, []) if wanted else [path for group in found.values() for path in group]
     if not paths:
         kind = wanted or "/".join(dict.fromkeys(SUFFIXES.values()))
         present = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
-        raise FileNotFoundError(
-            f"{folder}: a folder without {kind} files (it holds {present}); give a file or another folder"
-        )
+        raise UserError(f"{folder}: a folder without {kind} files (it holds {present}); give a file or another folder")
     return paths
 
 
 def _of_file(path: Path, wanted: Format | None) -> Format:
     known = wanted or SUFFIXES.get(path.suffix.lower())
     if known is None:
-        raise ValueError(
+        raise UserError(
             f"{path}: unknown suffix {path.suffix!r}; set format to one of {sorted(set(SUFFIXES.values()))}"
         )
     if path.stat().st_size == 0:
-        raise ValueError(f"{path}: the file is empty; give one with rows")
+        raise UserError(f"{path}: the file is empty; give one with rows")
     return known
 
 
@@ -110,7 +109,7 @@ def _check_utf8(path: Path) -> None:
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from None
+                raise UserError(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _read(path: Path, form: Format) -> datasets.Dataset:
@@ -156,7 +155,7 @@ class Files(Source):
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ValueError(f"path: {self.path!r}; give a file or a folder")
+            raise UserError(f"path: {self.path!r}; give a file or a folder")
         _check_rows(self.rows)
 
     def check_inputs(self) -> None:
@@ -173,15 +172,13 @@ class Files(Source):
                 tables.append(_read(path, form))
             except Exception as error:  # readers raise whatever their parsers do; the file's name is what helps
                 cause = error.__cause__ or error
-                raise ValueError(f"{path}: cannot be read as {form} ({cause}); repair it or set format") from error
+                raise UserError(f"{path}: cannot be read as {form} ({cause}); repair it or set format") from error
         where = ", ".join([self.path] if isinstance(self.path, str) else self.path)
         try:
             table = tables[0] if len(tables) == 1 else datasets.concatenate_datasets(tables)
         except Exception as error:  # pyarrow and datasets share no base; the columns are what helps
             names = [table.column_names for table in tables]
-            raise ValueError(
-                f"{where}: files with different columns ({names}); read them as several sources"
-            ) from error
+            raise UserError(f"{where}: files with different columns ({names}); read them as several sources") from error
         return _finish(table, self.columns, self.rows, where)
 
     def _paths(self) -> list[Path]:
@@ -189,7 +186,7 @@ class Files(Source):
         for given in [self.path] if isinstance(self.path, str) else self.path:
             path = Path(given).expanduser()
             if not path.exists():
-                raise FileNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}); correct the path")
+                raise UserError(f"{path}: no such file or folder (looked in {Path.cwd()}); correct the path")
             paths += _in_folder(path, self.format) if path.is_dir() else [path]
         return paths
 
@@ -225,7 +222,7 @@ class Hub(Source):
             with _quiet():
                 dataset = datasets.load_dataset(self.name, self.config, split=self.split)
         except Exception as error:  # network, name, configuration and split errors have no common base
-            raise ValueError(
+            raise UserError(
                 f"{self.name}: cannot be loaded from the hub with config {self.config!r}, split {self.split!r} "
                 f"({type(error).__name__}: {error}); check name, config, split and the network, or use Files"
             ) from error
@@ -256,13 +253,13 @@ class Generator(Source):
     def _resolve(self) -> Callable[..., Iterable[Any]]:
         module, _, name = self.function.rpartition(".")
         if not module:
-            raise ValueError(f"function: {self.function!r}; give module and name, such as my_data.questions")
+            raise UserError(f"function: {self.function!r}; give module and name, such as my_data.questions")
         try:
             function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"function: {self.function!r} ({error}); give the dotted path of a function") from error
+            raise UserError(f"function: {self.function!r} ({error}); give the dotted path of a function") from error
         if not callable(function):
-            raise ValueError(f"function: {self.function!r} is a {type(function).__name__}; give a function")
+            raise UserError(f"function: {self.function!r} is a {type(function).__name__}; give a function")
         return cast("Callable[..., Iterable[Any]]", function)
 
 
@@ -289,7 +286,13 @@ class World(Source):
         known = sorted(set(inspect.signature(getattr(world, self.form)).parameters) - {"n", "seed"})
         for name in self.options:
             if name not in known:
-                raise ValueError(f"options.{name}: unknown for {self.form}; known: {', '.join(known)}")
+                raise UserError(f"options.{name}: unknown for {self.form}; known: {', '.join(known)}")
+
+    def remark(self) -> str:
+        if self.form != "comparisons":
+            return ""
+        ceiling = world.noise_ceiling(min(self.rows, 4000), seed=self.seed, **self.options)
+        return f"judges who knew the gold reward would agree with {ceiling:.1%} of these comparisons (noise ceiling)"
 
     def load(self) -> datasets.Dataset:
         rows = getattr(world, self.form)(self.rows, seed=self.seed, **self.options)

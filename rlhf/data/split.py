@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlhf.errors import UserError
+
 
 def _ordered(prompts: Sequence[str], salt: str) -> list[str]:
     """The distinct prompts in an order that only their texts decide."""
@@ -39,11 +41,11 @@ def assign(prompts: Sequence[str], fractions: Sequence[float]) -> np.ndarray:
         [N] int64, index into ``fractions`` for each row.
 
     Raises:
-        ValueError: a fraction is negative, or all are 0.
+        UserError: a fraction is negative, or all are 0.
     """
     total = math.fsum(fractions)
     if any(not 0 <= fraction < math.inf for fraction in fractions) or total <= 0:
-        raise ValueError(f"split: {list(fractions)}; give shares that are not negative and not all 0")
+        raise UserError(f"split: {list(fractions)}; give shares that are not negative and not all 0")
     order = _ordered(prompts, "phase")
     ends = [_nearest(len(order) * math.fsum(fractions[: i + 1]) / total) for i in range(len(fractions))]
     phases = np.searchsorted(ends, np.arange(len(order)), side="right")
@@ -63,7 +65,7 @@ def holdout(prompts: Sequence[str], *, fraction: float = 0.0, rows: int | None =
         [N] bool, True on held-out rows.
 
     Raises:
-        ValueError: nothing would be left to train on.
+        UserError: nothing would be left to train on.
     """
     order = _ordered(prompts, "holdout")
     if rows is None:
@@ -74,6 +76,6 @@ def holdout(prompts: Sequence[str], *, fraction: float = 0.0, rows: int | None =
         count = int(np.searchsorted(held, rows)) + 1 if rows > 0 else 0
     if count >= len(order) > 0:
         asked = f"eval_fraction: {fraction}" if rows is None else f"eval_rows: {rows}"
-        raise ValueError(f"{asked} of {len(prompts)} rows with {len(order)} prompts leaves none to train on; lower it")
+        raise UserError(f"{asked} of {len(prompts)} rows with {len(order)} prompts leaves none to train on; lower it")
     chosen = set(order[:count])
     return np.array([prompt in chosen for prompt in prompts], dtype=bool)

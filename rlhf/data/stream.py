@@ -6,6 +6,7 @@ import math
 from typing import Any, Generic
 
 from rlhf.data.examples import E, Examples
+from rlhf.errors import UserError
 from rlhf.interfaces import Blender
 
 
@@ -32,7 +33,7 @@ class Stream(Generic[E]):
         self._order = self._draw()
         self.epoch_length = len(self._order)
         if not self.epoch_length:
-            raise ValueError(f"blender: an epoch of {examples.sizes} has no rows; give every source rows")
+            raise UserError(f"blender: an epoch of {examples.sizes} has no rows; give every source rows")
 
     def _draw(self) -> list[list[int]]:
         return self.blender.epoch(self.examples.sizes, seed=self.seed, epoch=self.epoch).tolist()
@@ -61,12 +62,10 @@ class Stream(Generic[E]):
         """Continues where the state was taken.
 
         Raises:
-            ValueError: the data or the seed are others.
+            UserError: the data or the seed are others.
         """
         for name, mine in (("sizes", self.examples.sizes), ("seed", self.seed)):
             if state[name] != mine:
-                raise ValueError(
-                    f"data {name}: {mine}, but the checkpoint has {state[name]}; resume with the same data"
-                )
+                raise UserError(f"data {name}: {mine}, but the checkpoint has {state[name]}; resume with the same data")
         self.epoch, self._position = state["epoch"], state["position"]
         self._order = self._draw()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from rlhf.errors import UserError
 from rlhf.interfaces import Template
 
 if TYPE_CHECKING:
@@ -41,17 +42,17 @@ def marker_id(end: str | None, tokenizer: PreTrainedTokenizerBase) -> int:
         tokenizer: The tokenizer.
 
     Raises:
-        ValueError: there is no such token, or the marker would take several.
+        UserError: there is no such token, or the marker would take several.
     """
     marker = _marker(end, tokenizer)
     if marker is None:
-        raise ValueError("end marker: none, the tokenizer has no eos_token; name one of its tokens as template.end")
+        raise UserError("end marker: none, the tokenizer has no eos_token; name one of its tokens as template.end")
     found = tokenizer.convert_tokens_to_ids(marker)
     if isinstance(found, int) and (found != tokenizer.unk_token_id or marker == tokenizer.unk_token):
         return found
     pieces = encode(marker, tokenizer)  # "\n" is written otherwise in a byte-level vocabulary, and still one token
     if len(pieces) != 1 or pieces[0] == tokenizer.unk_token_id:
-        raise ValueError(
+        raise UserError(
             f"end marker: {marker!r} is not a token of the tokenizer ({len(pieces)} pieces); "
             "name one of its tokens as template.end, or add the marker to the tokenizer"
         )
@@ -67,7 +68,7 @@ def _without_end(text: str, marker: str | None) -> str:
 
 def _check_end(end: str | None) -> None:
     if end == "":
-        raise ValueError("end: ''; name a token, or leave it out for the tokenizer's eos_token")
+        raise UserError("end: ''; name a token, or leave it out for the tokenizer's eos_token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +87,9 @@ class Plain(Template):
 
     def __post_init__(self) -> None:
         if "{prompt}" not in self.prompt_format:
-            raise ValueError(f"prompt_format: {self.prompt_format!r}; it must contain {{prompt}}")
+            raise UserError(f"prompt_format: {self.prompt_format!r}; it must contain {{prompt}}")
         if "{response}" not in self.response_format:
-            raise ValueError(f"response_format: {self.response_format!r}; it must contain {{response}}")
+            raise UserError(f"response_format: {self.response_format!r}; it must contain {{response}}")
         _check_end(self.end)
 
     def prompt_text(self, text: str) -> str:
@@ -128,7 +129,7 @@ class Chat(Template):
 
     def prompt(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         if tokenizer.chat_template is None:
-            raise ValueError("template: Chat, but the tokenizer has no chat template; use Plain, or give it one")
+            raise UserError("template: Chat, but the tokenizer has no chat template; use Plain, or give it one")
         messages = [{"role": "system", "content": self.system}] if self.system is not None else []
         messages.append({"role": "user", "content": text})
         rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

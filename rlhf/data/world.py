@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import tanh
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 def _list(text: str, mark: str | None = None) -> list[str]:
@@ -349,11 +349,15 @@ def scored(
 # ------------------------------------------------------------------------------------------------------- yardsticks
 
 
-def noise_ceiling(
-    n: int, *, seed: int, fit_fraction: float = 0.3, temperature: float = 0.6, held_out: bool = False
-) -> float:
-    """Accuracy on `comparisons` of a judge that knows the gold reward: what no reward model can beat but by chance."""
-    rows = list(comparisons(n, seed=seed, fit_fraction=fit_fraction, temperature=temperature, held_out=held_out))
+def noise_ceiling(n: int, *, seed: int, **options: Any) -> float:
+    """Accuracy on `comparisons` of a judge that knows the gold reward: what no reward model can beat but by chance.
+
+    Args:
+        n: Number of rows.
+        seed: Stream of random numbers.
+        **options: Further arguments of :func:`comparisons`.
+    """
+    rows = list(comparisons(n, seed=seed, **options))
     asked = [row["prompt"] for row in rows]
     chosen, rejected = (gold_reward(asked, [row[key] for row in rows]) for key in ("chosen", "rejected"))
     return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(chosen, rejected, strict=True)) / n

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.algorithms.functional.masking import aggregate
+from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
 from rlhf.types import Outputs, Prompts, Rollout, Selectable, Tally
 
@@ -62,7 +63,7 @@ class LocalEngine(LiveEngine):
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, parameter in named:
             if parameter.dtype not in (torch.float32, torch.float64):
-                raise ValueError(
+                raise UserError(
                     f"weight {name} is {parameter.dtype}: Local keeps no fp32 master weights, and an update of a "
                     "half-precision weight is mostly rounded away; set the policy's dtype to fp32"
                 )
@@ -101,7 +102,7 @@ class LocalEngine(LiveEngine):
         bound = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self.trained, bound))
         if not math.isfinite(norm):
-            raise FloatingPointError(
+            raise NonFiniteError(
                 f"the gradient's norm is {norm} at optimiser step {self.steps + 1}; no weight was changed. "
                 "Lower the learning rate, or look for a broken row in the data"
             )
@@ -193,7 +194,7 @@ class Local(Engine):
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size is {self.micro_batch_size}; must be at least 1, or null")
+            raise UserError(f"micro_batch_size is {self.micro_batch_size}; must be at least 1, or null")
 
     def build(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.algorithms.functional import kl as kl_functions
 from rlhf.algorithms.normalization import per_response
 from rlhf.data.collate import collate_prompts
+from rlhf.errors import UserError
 from rlhf.loops.rollout_files import rollout_rows, write_rows
 from rlhf.types import Rollout, Tally
 
@@ -40,7 +41,7 @@ class Evaluator:
         self.settings = settings
         examples = trainer.data.heldout
         if settings.every and not len(examples):
-            raise ValueError(
+            raise UserError(
                 f"evaluation.every: {settings.every}, but data holds out no prompt; raise data.eval_fraction, or set "
                 "evaluation.every to 0"
             )

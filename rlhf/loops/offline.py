@@ -12,6 +12,7 @@ import torch
 from rlhf.algorithms.base import Offline
 from rlhf.data.stream import Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
+from rlhf.errors import UserError
 from rlhf.loops.context import StageContext
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.tokenizer import pad_id
@@ -57,7 +58,7 @@ class OfflineTrainer(Generic[M]):
         limit = getattr(getattr(trunk, "config", None), "max_position_embeddings", None)
         longest = max(example.length for part in (self.data.train, self.data.heldout) for example in part)
         if limit is not None and longest > limit:
-            raise ValueError(
+            raise UserError(
                 f"data.max_tokens: is {self.algorithm.data.max_tokens}, and a row has {longest} tokens, but the model "
                 f"has {limit} positions (max_position_embeddings); set max_tokens to at most {limit}"
             )
@@ -148,16 +149,14 @@ class OfflineTrainer(Generic[M]):
                 figures |= {"data/rows_dropped": self.data.rows_dropped, "memory/peak_gb": peak_memory_gb()}
                 metrics.write(figures)
                 last |= figures
-                if self._due(self.algorithm.eval_every):
+                if self._due(self.algorithm.eval_every) or self.engine.steps == self.total_steps:
                     last |= self._write_evaluation(metrics)
                 progress.update(self.engine.steps, brief(last, SHOWN))
                 if self._due(self.algorithm.save_every):
                     self.checkpoints.save(self.engine.steps, {**self.state_dict(), "metrics": metrics.position()})
-            last |= self._write_evaluation(metrics)
             conclusion = self.algorithm.conclude(self.engine, self.heldout)
             if conclusion:
                 metrics.write({"step": self.engine.steps, **conclusion})
-            progress.update(self.engine.steps, brief(last, SHOWN))
             self.save()
         return last
 

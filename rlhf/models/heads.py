@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlhf.errors import UserError
 from rlhf.interfaces import ValueHead
 
 Activation = Literal["relu", "gelu", "silu", "tanh"]
@@ -41,9 +42,9 @@ class Linear(ValueHead):
 
     def __post_init__(self) -> None:
         if self.init_std is not None and self.init_std <= 0:
-            raise ValueError(f"init_std: {self.init_std} is not positive; for a head that starts at 0 say init: zero")
+            raise UserError(f"init_std: {self.init_std} is not positive; for a head that starts at 0 say init: zero")
         if self.init_std is not None and self.init == "zero":
-            raise ValueError(f"init_std: {self.init_std} has no effect with init: zero; leave one of the two out")
+            raise UserError(f"init_std: {self.init_std} has no effect with init: zero; leave one of the two out")
 
     def build(self, width: int) -> nn.Module:
         std = 0.0 if self.init == "zero" else self.init_std
@@ -68,9 +69,9 @@ class MLP(ValueHead):
 
     def __post_init__(self) -> None:
         if self.hidden is not None and self.hidden < 1:
-            raise ValueError(f"hidden: {self.hidden}; give 1 or more, or null for the trunk's width")
+            raise UserError(f"hidden: {self.hidden}; give 1 or more, or null for the trunk's width")
         if self.layers < 1:
-            raise ValueError(f"layers: {self.layers}; give 1 or more, or use the head Linear")
+            raise UserError(f"layers: {self.layers}; give 1 or more, or use the head Linear")
 
     def build(self, width: int) -> nn.Module:
         widths = [width] + [self.hidden or width] * self.layers + [1]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from rlhf.errors import UserError
+
 
 @functools.cache
 def _polarity() -> Callable[[str], dict[str, float]]:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
-        raise ValueError("vader: vaderSentiment is not installed; pip install 'rlhf[demo]'") from None
+        raise UserError("vader: vaderSentiment is not installed; pip install 'rlhf[demo]'") from None
     return SentimentIntensityAnalyzer().polarity_scores
 
 

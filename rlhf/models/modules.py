@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlhf.algorithms.functional import logprobs as functional
+from rlhf.errors import UserError
 from rlhf.models.trunk import apply_head, head_is_known, run_trunk, run_whole
 from rlhf.types import Outputs, Sequences
 
@@ -63,7 +64,7 @@ class PolicyModel(nn.Module):
     def __init__(self, lm: PreTrainedModel, head: nn.Module | None = None, *, detach_trunk: bool = False) -> None:
         super().__init__()
         if lm.base_model is lm:
-            raise ValueError(f"lm: {type(lm).__name__} has no trunk under a language-model head; give a causal LM")
+            raise UserError(f"lm: {type(lm).__name__} has no trunk under a language-model head; give a causal LM")
         self.lm = lm
         self.head = head
         self.detach_trunk = detach_trunk
@@ -255,7 +256,7 @@ def _read_head(
         answers["values"] = torch.where(mask, values, torch.zeros_like(values))
     if "scores" in want:
         if sequences.segments is not None:
-            raise ValueError("want: scores of packed rows, which hold several sequences each; turn packing off")
+            raise UserError("want: scores of packed rows, which hold several sequences each; turn packing off")
         rows = torch.arange(len(sequences), device=hidden.device)
         answers["scores"] = transform(head(hidden[rows, sequences.last_index()]))
     return answers

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from rlhf.interfaces import LanguageModel, Policy
+from rlhf.errors import UserError
+from rlhf.interfaces import LanguageModel, ModelPath, Policy
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
@@ -34,16 +35,16 @@ class Pretrained(Policy):
         trust_remote_code: Whether code that comes with the model may run.
     """
 
-    path: str
+    path: ModelPath
     dropout: float | None = None
     dtype: Literal["fp32", "bf16"] = "fp32"
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ValueError("path: it is empty; give a folder, @stage or a hub name")
+            raise UserError("path: it is empty; give a folder, @stage or a hub name")
         if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
+            raise UserError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
 
     def check_inputs(self) -> None:
         path = os.path.expanduser(self.path)
@@ -55,8 +56,8 @@ class Pretrained(Policy):
         """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is new.
 
         Raises:
-            FileNotFoundError: a local path, or a file in it, does not exist; the hub is not asked then.
-            ValueError: the path is no causal language model, or the hub did not give it.
+            UserError: a local path, or a file in it, does not exist; the hub is not asked then.
+            UserError: the path is no causal language model, or the hub did not give it.
         """
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -65,7 +66,7 @@ class Pretrained(Policy):
         if local:
             check_model_folder(path)
             if (Path(path) / HEAD_SETTINGS).exists():
-                raise ValueError(f"path: {path} is a reward model or critic; give the folder of a language model")
+                raise UserError(f"path: {path} is a reward model or critic; give the folder of a language model")
         options = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
         try:
             config = AutoConfig.from_pretrained(path, **options)
@@ -78,7 +79,7 @@ class Pretrained(Policy):
         except OSError as error:
             reason = str(error).strip().splitlines()[0]
             place = "cannot be read" if local else "is no local folder, and the Hugging Face hub did not give it"
-            raise ValueError(f"path: {path} {place} ({reason}); check the spelling") from error
+            raise UserError(f"path: {path} {place} ({reason}); check the spelling") from error
         check_loaded(path, info)
         check_tokenizer(tokenizer, module)
         return LanguageModel(module, tokenizer)
@@ -99,17 +100,17 @@ class FromScratch(Policy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.config.get("model_type"), str):
-            raise ValueError(f"config: no model_type in {sorted(self.config)}; name an architecture such as gpt2")
+            raise UserError(f"config: no model_type in {sorted(self.config)}; name an architecture such as gpt2")
         if owned := [key for key in SET_BY_TOKENIZER if key in self.config]:
-            raise ValueError(f"config.{owned[0]}: {self.config[owned[0]]} is the tokenizer's to say; leave it out")
+            raise UserError(f"config.{owned[0]}: {self.config[owned[0]]} is the tokenizer's to say; leave it out")
         if self.vocab_size < SMALLEST_VOCABULARY:
-            raise ValueError(f"vocab_size: {self.vocab_size}; give {SMALLEST_VOCABULARY} (all bytes) or more")
+            raise UserError(f"vocab_size: {self.vocab_size}; give {SMALLEST_VOCABULARY} (all bytes) or more")
 
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
         """Trains the tokenizer and draws the weights.
 
         Raises:
-            ValueError: the architecture or one of its settings is unknown, or there is no text.
+            UserError: the architecture or one of its settings is unknown, or there is no text.
         """
         from transformers import AutoModelForCausalLM
 
@@ -127,7 +128,7 @@ class FromScratch(Policy):
             try:
                 module: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             except ValueError as error:
-                raise ValueError(f"config: {self.config} makes no causal language model ({error})") from error
+                raise UserError(f"config: {self.config} makes no causal language model ({error})") from error
         return LanguageModel(module.eval(), tokenizer)
 
 
@@ -151,9 +152,7 @@ def _config(model_type: str, settings: dict[str, Any]) -> PreTrainedConfig:
     try:
         return AutoConfig.for_model(model_type, **settings)
     except (StrictDataclassError, TypeError) as error:
-        raise ValueError(
-            f"config: {model_type} does not take these settings; {' '.join(str(error).split())}"
-        ) from error
+        raise UserError(f"config: {model_type} does not take these settings; {' '.join(str(error).split())}") from error
 
 
 def _check_settings(model_type: str, settings: dict[str, Any]) -> None:
@@ -163,11 +162,11 @@ def _check_settings(model_type: str, settings: dict[str, Any]) -> None:
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
         hint = f"did you mean {near[0]}?" if near else "see the architectures that transformers lists"
-        raise ValueError(f"config.model_type: {model_type} is unknown; {hint}")
+        raise UserError(f"config.model_type: {model_type} is unknown; {hint}")
     default = _config(model_type, {})
     known = {name for name in default.to_dict() if not name.startswith("_")} | set(default.attribute_map)
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"config.{name}: {model_type} has no such setting; {hint}")
+            raise UserError(f"config.{name}: {model_type} has no such setting; {hint}")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf.interfaces import Engine, LiveEngine, RewardModel, Scorer
+from rlhf.errors import UserError
+from rlhf.interfaces import Engine, LiveEngine, ModelPath, RewardModel, Scorer
 from rlhf.models.storage import load_value_model
 from rlhf.models.tokenizer import check_same_vocabulary
 from rlhf.types import Rollout, Scores, Selectable
@@ -31,18 +32,18 @@ class ScalarReward(RewardModel):
         path: "@stage" for the result of an earlier reward-modelling stage, or the folder of one.
     """
 
-    path: str
+    path: ModelPath
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ValueError("path: it is empty; give @stage or the folder of a reward model")
+            raise UserError("path: it is empty; give @stage or the folder of a reward model")
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
         """Loads the model and freezes it in the engine.
 
         Raises:
-            FileNotFoundError: the folder, or its head, is missing.
-            ValueError: the reward model reads other token ids than the policy writes.
+            UserError: the folder, or its head, is missing.
+            UserError: the reward model reads other token ids than the policy writes.
         """
         model, own = load_value_model(self.path)
         check_same_vocabulary(f"path: the reward model in {self.path}", own, tokenizer)
@@ -85,15 +86,15 @@ class FunctionReward(RewardModel):
 
     def __post_init__(self) -> None:
         if not all(part.isidentifier() for part in self.function.split(".")) or "." not in self.function:
-            raise ValueError(f"function: {self.function!r} is no import path; write module.function")
+            raise UserError(f"function: {self.function!r} is no import path; write module.function")
         if taken := {"prompts", "responses"} & set(self.arguments):
-            raise ValueError(f"arguments: {min(taken)} is given by the rollout; name the argument otherwise")
+            raise UserError(f"arguments: {min(taken)} is given by the rollout; name the argument otherwise")
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
         """Imports the function; neither engine nor tokenizer is needed.
 
         Raises:
-            ValueError: there is no such function, or it does not take the arguments.
+            UserError: there is no such function, or it does not take the arguments.
         """
         return self._scorer()
 
@@ -105,9 +106,9 @@ class FunctionReward(RewardModel):
         try:
             function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"function: {self.function} cannot be imported ({error}); check the path") from error
+            raise UserError(f"function: {self.function} cannot be imported ({error}); check the path") from error
         if not callable(function):
-            raise ValueError(f"function: {self.function} is {function!r}; give something that can be called")
+            raise UserError(f"function: {self.function} is {function!r}; give something that can be called")
         return FunctionScorer(self.function, function, self.arguments)
 
 
@@ -127,14 +128,14 @@ class FunctionScorer(Scorer):
             if not (self.takes_all or argument in self.accepted):
                 near = difflib.get_close_matches(argument, sorted(self.accepted), 1)
                 hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(self.accepted)) or 'none'}"
-                raise ValueError(f"function: {name} takes no argument {argument}; {hint}")
+                raise UserError(f"function: {name} takes no argument {argument}; {hint}")
 
     def __call__(self, rollout: Rollout) -> Scores:
         prompts = rollout.prompts
         columns = {n: list(v) for n, v in prompts.columns.items() if self.takes_all or n in self.accepted}
         given = columns | dict(self.arguments) | {"prompts": list(prompts.text), "responses": list(rollout.text)}
         if missing := sorted(self.required - set(given)):
-            raise ValueError(
+            raise UserError(
                 f"function: {self.name} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
                 f"data; columns there: {', '.join(sorted(prompts.columns)) or 'none'}"
             )
@@ -151,13 +152,13 @@ class FunctionScorer(Scorer):
         if isinstance(answer, Tensor):
             answer = answer.tolist()
         if isinstance(answer, str) or not hasattr(answer, "__len__") or not hasattr(answer, "__iter__"):
-            raise ValueError(f"function: {self.name} answered {answer!r}; it must be {len(responses)} numbers")
+            raise UserError(f"function: {self.name} answered {answer!r}; it must be {len(responses)} numbers")
         if len(answer) != len(responses):
-            raise ValueError(f"function: {self.name} answered {len(answer)} scores for {len(responses)} responses")
+            raise UserError(f"function: {self.name} answered {len(answer)} scores for {len(responses)} responses")
         for score, response in zip(answer, responses, strict=True):
             value = score.item() if isinstance(score, Tensor) and score.numel() == 1 else score
             if not (isinstance(value, numbers.Real) and math.isfinite(value)):
-                raise ValueError(f"function: {self.name} answered {score!r}, no finite number, for {response[:200]!r}")
+                raise UserError(f"function: {self.name} answered {score!r}, no finite number, for {response[:200]!r}")
         return [float(score) for score in answer]
 
 
@@ -175,10 +176,10 @@ class Weighted(RewardModel):
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise ValueError("models: there is none; name at least one reward model")
+            raise UserError("models: there is none; name at least one reward model")
         if odd := sorted(set(self.models) ^ set(self.weights)):
             where = "models but not in weights" if odd[0] in self.models else "weights but not in models"
-            raise ValueError(f"weights: {odd[0]} is in {where}; give each model exactly one weight")
+            raise UserError(f"weights: {odd[0]} is in {where}; give each model exactly one weight")
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
         """Builds each model."""
@@ -197,7 +198,7 @@ class WeightedScorer(Scorer):
         answers = {name: scorer(rollout) for name, scorer in self.scorers.items()}
         shapes = {name: list(scores.total.shape) for name, scores in answers.items()}
         if len({tuple(shape) for shape in shapes.values()}) > 1:
-            raise ValueError(f"models: scores per response and per token cannot be added; they have shapes {shapes}")
+            raise UserError(f"models: scores per response and per token cannot be added; they have shapes {shapes}")
         parts: dict[str, Tensor] = {}
         for name, scores in answers.items():
             total = scores.total

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
+from rlhf.errors import UserError
 from rlhf.files import atomic_folder
 from rlhf.interfaces import LanguageModel, ValueHead
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
@@ -63,7 +64,7 @@ def save_language_model(
         generation: Settings of the ``GenerationConfig`` by its own names, such as ``top_p``. Temperature 0 is greedy.
 
     Raises:
-        ValueError: a weight is missing from ``state``, or a generation setting is unknown.
+        UserError: a weight is missing from ``state``, or a generation setting is unknown.
     """
     lm, prefix = (module.lm, "lm.") if isinstance(module, PolicyModel) else (module, "")
     lm = cast("PreTrainedModel", lm)
@@ -93,7 +94,7 @@ def save_value_model(
         state: Complete state dict of ``model``.
 
     Raises:
-        ValueError: a weight is missing from ``state``.
+        UserError: a weight is missing from ``state``.
     """
     from safetensors.torch import save_file
 
@@ -124,7 +125,7 @@ def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str)
         return {name: own[name] for name in names + buffers}
     given = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     if missing := [name for name in names if name not in given]:
-        raise ValueError(
+        raise UserError(
             f"state: no weight {prefix}{missing[0]} ({len(missing)} of {len(names)} missing); "
             f"give the complete state dict of the {type(module).__name__}"
         )
@@ -138,7 +139,7 @@ def _generation_config(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise ValueError(f"generation: unknown setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise UserError(f"generation: unknown setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
     config = copy.deepcopy(lm.generation_config) or GenerationConfig()
     defaults = {"eos_token_id": config.eos_token_id or tokenizer.eos_token_id, "pad_token_id": pad_id(tokenizer)}
     greedy = settings.get("temperature") == 0
@@ -157,26 +158,26 @@ def check_model_folder(directory: str | Path) -> None:
     """Says which file a model folder lacks, before a library guesses at a repository of that name.
 
     Raises:
-        FileNotFoundError: the folder, or a file in it, does not exist.
-        ValueError: the path is a file.
+        UserError: the folder, or a file in it, does not exist.
+        UserError: the path is a file.
     """
     folder = Path(directory)
     if not folder.exists():
-        raise FileNotFoundError(f"model path: {folder} does not exist; give the folder of a saved model")
+        raise UserError(f"model path: {folder} does not exist; give the folder of a saved model")
     if not folder.is_dir():
-        raise ValueError(f"model path: {folder} is a file; give the folder it lies in")
+        raise UserError(f"model path: {folder} is a file; give the folder it lies in")
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"model path: {folder} has no config.json; give the folder of a saved model")
+        raise UserError(f"model path: {folder} has no config.json; give the folder of a saved model")
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
-        raise FileNotFoundError(f"model path: {folder} has no weights ({' or '.join(WEIGHTS)}); was the save complete?")
+        raise UserError(f"model path: {folder} has no weights ({' or '.join(WEIGHTS)}); was the save complete?")
     if not any((folder / name).is_file() for name in TOKENIZER):
-        raise FileNotFoundError(f"model path: {folder} has no tokenizer.json; save the tokenizer beside the model")
+        raise UserError(f"model path: {folder} has no tokenizer.json; save the tokenizer beside the model")
 
 
 def check_loaded(path: str | Path, info: Mapping[str, Any]) -> None:
     """Refuses a model some of whose weights were not in the folder: the library would leave them random."""
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(
+        raise UserError(
             f"model path: {path} has no weights for {missing[0]} ({len(missing)} missing), which would stay random; "
             "save the model again, or give the path of a model of this kind"
         )
@@ -187,8 +188,8 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
     """Reads what :func:`save_value_model` wrote, head and normalisation included.
 
     Raises:
-        FileNotFoundError: the folder or a file in it is missing; there is never a random head.
-        ValueError: the head's class cannot be imported, or weights do not fit.
+        UserError: the folder or a file in it is missing; there is never a random head.
+        UserError: the head's class cannot be imported, or weights do not fit.
     """
     from safetensors.torch import load_file
     from transformers import AutoModel, AutoTokenizer
@@ -197,7 +198,7 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
     check_model_folder(folder)
     for name in (HEAD_SETTINGS, HEAD_WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(
+            raise UserError(
                 f"model path: {folder} has no {name}, so it is no reward model or critic; "
                 "give the folder that reward modelling wrote"
             )
@@ -209,9 +210,7 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
     try:
         head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
     except RuntimeError as error:
-        raise ValueError(
-            f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}"
-        ) from None
+        raise UserError(f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}") from None
     return ValueModel(trunk, head, settings["mean"], settings["std"]), tokenizer
 
 
@@ -224,7 +223,7 @@ def value_model_from(lm: LanguageModel, head: ValueHead, seed: int) -> ValueMode
         seed: For the head's weights.
     """
     if lm.module.base_model is lm.module:
-        raise ValueError(f"model: {type(lm.module).__name__} has no trunk under a language-model head")
+        raise UserError(f"model: {type(lm.module).__name__} has no trunk under a language-model head")
     check_tokenizer(lm.tokenizer, lm.module)
     trunk = cast("PreTrainedModel", copy.deepcopy(lm.module.base_model))
     with seeded(seed):
@@ -241,10 +240,10 @@ def _head_class(folder: Path, class_path: str) -> type[ValueHead]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"{folder / HEAD_SETTINGS}: class_path {class_path} cannot be imported ({error}); "
             "run from the folder that holds it, or install its package"
         ) from None
     if not (isinstance(found, type) and issubclass(found, ValueHead)):
-        raise ValueError(f"{folder / HEAD_SETTINGS}: class_path {class_path} is not a ValueHead; was the file edited?")
+        raise UserError(f"{folder / HEAD_SETTINGS}: class_path {class_path} is not a ValueHead; was the file edited?")
     return found

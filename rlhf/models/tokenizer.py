@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
+from rlhf.errors import UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -26,13 +28,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         vocab_size: Largest vocabulary, special tokens included. A small corpus runs out of pairs before and gives less.
 
     Raises:
-        ValueError: the size has no room for all bytes, or there is no text.
+        UserError: the size has no room for all bytes, or there is no text.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(f"vocab_size: {vocab_size}; 256 bytes and 2 special tokens need {SMALLEST_VOCABULARY} or more")
+        raise UserError(f"vocab_size: {vocab_size}; 256 bytes and 2 special tokens need {SMALLEST_VOCABULARY} or more")
     seen = 0
 
     def counted() -> Iterable[str]:
@@ -52,7 +54,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(counted(), trainer)
     if not seen:
-        raise ValueError("corpus: no text to train a tokenizer on; give the stage data, or a policy with a tokenizer")
+        raise UserError("corpus: no text to train a tokenizer on; give the stage data, or a policy with a tokenizer")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
     )
@@ -66,7 +68,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     for value in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if isinstance(value, int):
             return value
-    raise ValueError(
+    raise UserError(
         f"tokenizer: {tokenizer.name_or_path or type(tokenizer).__name__} has neither a pad nor an end token; "
         "set pad_token or eos_token in its tokenizer_config.json"
     )
@@ -77,7 +79,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, module: PreTrainedModel)
     rows = cast(Tensor, module.get_input_embeddings().weight).shape[0]
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:
-        raise ValueError(
+        raise UserError(
             f"tokenizer: id {largest} ({token!r}) but the model has {rows} embedding rows; "
             "use the model's own tokenizer, or resize the model's embeddings"
         )
@@ -92,12 +94,12 @@ def check_same_vocabulary(what: str, own: PreTrainedTokenizerBase, policy: PreTr
         policy: The policy's.
 
     Raises:
-        ValueError: a token has another id, or none, in one of them.
+        UserError: a token has another id, or none, in one of them.
     """
     ours, theirs = own.get_vocab(), policy.get_vocab()
     if different := sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)):
         token = different[0]
-        raise ValueError(
+        raise UserError(
             f"{what} has another vocabulary than the policy ({len(different)} tokens differ: {token!r} is "
             f"{ours.get(token)} there, {theirs.get(token)} in the policy); train it from the same starting model"
         )

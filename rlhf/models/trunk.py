@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from rlhf.errors import UserError
 from rlhf.types import Sequences
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _run(module: nn.Module, sequences: Sequences) -> Any:
     if "position_ids" in inspect.signature(module.forward).parameters:
         extra["position_ids"] = positions
     elif sequences.segments is not None:
-        raise ValueError(f"packing: {type(module).__name__} takes no position ids; turn packing off for this model")
+        raise UserError(f"packing: {type(module).__name__} takes no position ids; turn packing off for this model")
     mask = sequences.attention_mask.long() if sequences.segments is None else _packed_mask(module, sequences)
     return module(input_ids=sequences.ids, attention_mask=mask, use_cache=False, **extra)
 
@@ -55,14 +56,14 @@ def _check_positions(module: nn.Module, sequences: Sequences, positions: Tensor)
     config = getattr(module, "config", None)
     limit = getattr(config, "max_position_embeddings", None)
     if limit and positions.shape[1] > limit and int(positions.max()) >= limit:
-        raise ValueError(
+        raise UserError(
             f"sequence: {int(positions.max()) + 1} tokens but {type(module).__name__} has max_position_embeddings "
             f"{limit}; shorten the prompt or response limit"
         )
     for name in ("sliding_window", "attention_chunk_size") if sequences.segments is not None else ():
         window = getattr(config, name, None)
         if window and positions.shape[1] > window and int(positions.max()) >= window:
-            raise ValueError(
+            raise UserError(
                 f"packing: an example of {int(positions.max()) + 1} tokens but {type(module).__name__} attends to "
                 f"{window} at a time ({name}); turn packing off, or shorten the examples"
             )
@@ -73,7 +74,7 @@ def _packed_mask(module: nn.Module, sequences: Sequences) -> Tensor:
     config = getattr(module, "config", None)
     attention = getattr(config, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
-        raise ValueError(f"packing: attention {attention!r} takes no mask per pair; load the model with sdpa or eager")
+        raise UserError(f"packing: attention {attention!r} takes no mask per pair; load the model with sdpa or eager")
     real, segments = sequences.attention_mask, cast(Tensor, sequences.segments)
     width = segments.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()

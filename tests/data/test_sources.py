@@ -5,6 +5,7 @@ import pytest
 from datasets import Dataset
 
 from rlhf.data.sources import Files, Generator, Hub, World
+from rlhf.errors import UserError
 
 ROWS = [{"instruction": f"q{i}", "input": "", "output": f"a{i}", "rating": i} for i in range(10)]
 
@@ -71,10 +72,10 @@ def test_format_overrides_the_suffix(tmp_path: Path) -> None:
 
 
 def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"nowhere.jsonl: no such file"):
         Files(path=str(tmp_path / "nowhere.jsonl")).load()
     (tmp_path / "sub").mkdir()
-    with pytest.raises(FileNotFoundError, match="a folder without"):
+    with pytest.raises(UserError, match="a folder without"):
         Files(path=str(tmp_path / "sub")).load()
     (tmp_path / "e.jsonl").touch()
     with pytest.raises(ValueError, match=r"e.jsonl: the file is empty"):

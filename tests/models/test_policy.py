@@ -5,6 +5,7 @@ import torch
 from tiny_models import language_model
 from transformers import PreTrainedTokenizerFast
 
+from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel
 from rlhf.models.heads import Linear
 from rlhf.models.policy import FromScratch, Pretrained, looks_local
@@ -168,7 +169,7 @@ def test_bad_local_paths_name_what_is_missing(folder, tmp_path, monkeypatch, no_
         "bare": "bare has no weights",
         "mute": "mute has no tokenizer.json",
     }.items():
-        with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        with pytest.raises(UserError, match=message) as error:
             Pretrained(path=path).build(nothing, seed=1)
         assert "repo" not in str(error.value).lower()
 

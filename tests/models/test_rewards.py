@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_models import ForwardEngine, language_model, rollout
 
+from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, RewardModel, Scorer
 from rlhf.models import rewards
 from rlhf.models.heads import Linear
@@ -54,7 +55,7 @@ def test_another_vocabulary_is_refused(trained):
 
 def test_a_folder_without_a_head_is_refused(tmp_path):  # case H3
     save_language_model(tmp_path / "m", language_model("gpt2"), TOKENIZER)
-    with pytest.raises(FileNotFoundError, match=r"has no value_head\.json"):
+    with pytest.raises(UserError, match=r"has no value_head\.json"):
         ScalarReward(path=str(tmp_path / "m")).build(ENGINE, TOKENIZER)
     with pytest.raises(ValueError, match="path: it is empty"):
         ScalarReward(path="")

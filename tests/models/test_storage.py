@@ -12,6 +12,7 @@ from tiny_models import FAMILIES, language_model, sequences
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlhf
+from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, ValueHead
 from rlhf.models.heads import MLP, Linear
 from rlhf.models.modules import PolicyModel, ValueModel
@@ -157,13 +158,13 @@ def test_a_bf16_value_model_comes_back_with_its_fp32_head(tmp_path):  # case D6
 
 def test_a_folder_without_its_head_is_named_and_never_given_a_random_one(tmp_path):  # case H3
     save_language_model(tmp_path / "m", policy("gpt2").module, TOKENIZER)
-    with pytest.raises(FileNotFoundError, match=r"m has no value_head\.json"):
+    with pytest.raises(UserError, match=r"m has no value_head\.json"):
         load_value_model(tmp_path / "m")
     save_value_model(tmp_path / "rm", value_model_from(policy("gpt2"), Linear(), 3), TOKENIZER, Linear())
     (tmp_path / "rm" / "value_head.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"rm has no value_head\.safetensors"):
+    with pytest.raises(UserError, match=r"rm has no value_head\.safetensors"):
         load_value_model(tmp_path / "rm")
-    with pytest.raises(FileNotFoundError, match="missing does not exist"):
+    with pytest.raises(UserError, match="missing does not exist"):
         load_value_model(tmp_path / "missing")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlhf.engines.inference.random import uniform
 from rlhf.engines.inference.sampling import Sampling, draw
+from rlhf.errors import UserError
 from rlhf.types import Prompts, Rollout, Sequences
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def sample(
         The rollout on the model's device, T its longest response.
 
     Raises:
-        ValueError: an empty prompt, prompts that leave no room for the response, counters or groups of another
+        UserError: an empty prompt, prompts that leave no room for the response, counters or groups of another
             length, stop ids the model lacks, or logits that are not finite.
     """
     rows = torch.as_tensor(counters, dtype=torch.int64, device=lm.device)
@@ -187,7 +188,7 @@ def _assemble(
     finite = rollout_logprobs.isfinite().all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"logits of row {row}: not finite ({int((~finite).sum())} of {len(finite)} rows); the weights have "
             "diverged or overflow their dtype: check them, lower the learning rate or use bf16 instead of fp16."
         )
@@ -205,24 +206,24 @@ def _check(
 ) -> None:
     for name, values in (("counters", counters), ("groups", groups)):
         if values.shape != (len(prompts),):
-            raise ValueError(f"{name}: shape {list(values.shape)} for {len(prompts)} prompts; give one per prompt.")
+            raise UserError(f"{name}: shape {list(values.shape)} for {len(prompts)} prompts; give one per prompt.")
     lengths = [len(ids) for ids in prompts.ids]
     if 0 in lengths:
-        raise ValueError(f"prompt {lengths.index(0)}: no tokens; give at least a beginning-of-sequence token.")
+        raise UserError(f"prompt {lengths.index(0)}: no tokens; give at least a beginning-of-sequence token.")
     config = lm.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     longest = max(lengths, default=0)
     if limit is not None and longest + sampling.max_new_tokens > limit:
-        raise ValueError(
+        raise UserError(
             f"prompt {lengths.index(longest)}: {longest} tokens + max_new_tokens {sampling.max_new_tokens} = "
             f"{longest + sampling.max_new_tokens}, more than the model's {limit} positions (max_position_embeddings); "
             "shorten the prompts or lower max_new_tokens."
         )
     unknown = [i for i in stop_ids if not 0 <= i < config.vocab_size]
     if unknown:
-        raise ValueError(f"stop_ids: {unknown} with a vocabulary of {config.vocab_size}; give ids the model can draw.")
+        raise UserError(f"stop_ids: {unknown} with a vocabulary of {config.vocab_size}; give ids the model can draw.")
     if sampling.min_new_tokens and len(set(stop_ids)) == config.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"stop_ids: all {config.vocab_size} tokens with min_new_tokens {sampling.min_new_tokens}; "
             "leave a token that can be drawn, or set min_new_tokens to 0."
         )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.errors import UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -43,19 +45,17 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature: {self.temperature}; give a positive number, or set greedy: true.")
+            raise UserError(f"temperature: {self.temperature}; give a positive number, or set greedy: true.")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: {self.top_k}; give at least 1, or null for all tokens.")
+            raise UserError(f"top_k: {self.top_k}; give at least 1, or null for all tokens.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: {self.top_p}; give a number in (0, 1], or null for all tokens.")
+            raise UserError(f"top_p: {self.top_p}; give a number in (0, 1], or null for all tokens.")
         if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: {self.max_new_tokens}; give at least 1.")
+            raise UserError(f"max_new_tokens: {self.max_new_tokens}; give at least 1.")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens: {self.min_new_tokens}; give 0 to max_new_tokens ({self.max_new_tokens})."
-            )
+            raise UserError(f"min_new_tokens: {self.min_new_tokens}; give 0 to max_new_tokens ({self.max_new_tokens}).")
         if self.max_rows < 1:
-            raise ValueError(f"max_rows: {self.max_rows}; give at least 1.")
+            raise UserError(f"max_rows: {self.max_rows}; give at least 1.")
 
     def stop_ids(self, tokenizer: PreTrainedTokenizerBase, end_id: int) -> list[int]:
         """Ids that end a response, each once.
@@ -65,7 +65,7 @@ class Sampling:
             end_id: The template's end token.
 
         Raises:
-            ValueError: a stop token is not exactly one known id.
+            UserError: a stop token is not exactly one known id.
         """
         return list(dict.fromkeys([end_id, *(_single_id(text, tokenizer) for text in self.stop_tokens)]))
 
@@ -76,7 +76,7 @@ def _single_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     if len(ids) == 1 and not unknown:
         return ids[0]
     found = "unknown to the tokenizer" if unknown else f"{len(ids)} tokens {tokenizer.convert_ids_to_tokens(ids)}"
-    raise ValueError(f"stop_tokens: {text!r} is {found}; name exactly one token, or add it to the tokenizer.")
+    raise UserError(f"stop_tokens: {text!r} is {found}; name exactly one token, or add it to the tokenizer.")
 
 
 class Drawn(NamedTuple):
