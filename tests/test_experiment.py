@@ -16,8 +16,9 @@ from rlhf.data.dataset import Data
 from rlhf.data.sources import Files
 from rlhf.errors import UserError
 from rlhf.experiment import Experiment, differences, references, resolve, settings_tree
-from rlhf.models.policy import Pretrained
-from rlhf.models.rewards import ScalarReward, Weighted
+from rlhf.interfaces import ModelPath
+from rlhf.models.policy import FromScratch, Pretrained
+from rlhf.models.rewards import FunctionReward, ScalarReward, Weighted
 
 
 def pipeline(tmp_path, **changes: Any) -> Experiment:
@@ -60,6 +61,28 @@ def test_references_inside_dicts(tmp_path):
     assert ("reward.models.a.path", "@reward") in list(references(experiment.stages["ppo"]))
     resolved = resolve(experiment.stages["ppo"], experiment.folders())
     assert resolved.reward.models["a"].path == str(tmp_path / "toy" / "reward" / "model")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taught(FunctionReward):
+    """A reward of a user's own that reads an earlier stage's model under a name of its own."""
+
+    teacher: ModelPath
+    assistant: ModelPath | None = None
+    note: str = "@sft is only a word here"
+
+
+def test_any_setting_that_is_a_model_path_may_refer_to_a_stage(tmp_path):
+    reward = Taught(function="tiny_runs.letters", teacher="@sft", assistant="@reward")
+    experiment = pipeline(tmp_path, ppo={"reward": Weighted(models={"a": reward}, weights={"a": 1.0})})
+    assert ("reward.models.a.teacher", "@sft") in references(experiment.stages["ppo"])
+    resolved: Any = resolve(experiment.stages["ppo"], experiment.folders())
+    taught = resolved.reward.models["a"]
+    assert taught.teacher == str(tmp_path / "toy" / "sft" / "model")
+    assert taught.assistant == str(tmp_path / "toy" / "reward" / "model")
+    assert taught.note == "@sft is only a word here"
+    (problem,) = pipeline(tmp_path, ppo={"reward": dataclasses.replace(reward, teacher="@stf")}).check()
+    assert problem.startswith("stages.ppo.reward.teacher: no earlier stage leaves '@stf'; did you mean @sft?")
 
 
 @pytest.mark.parametrize(
@@ -253,6 +276,17 @@ def test_a_kill_while_clearing_leaves_nothing_half(copied, monkeypatch):
         changed.run(overwrite=True)
     assert list((copied / "toy" / "sft").iterdir()) == []
     assert changed.run(overwrite=True)["sft"]["step"] == 3
+
+
+def test_a_former_stage_stays_until_its_successor_stands(copied):
+    weights = copied / "toy" / "sft" / "model" / "model.safetensors"
+    before = weights.read_bytes()
+    small = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 4}
+    too_long = tiny_runs.sft(policy=FromScratch(config=small, vocab_size=280))
+    with pytest.raises(UserError, match=r"stage sft: data\.max_tokens"):
+        dataclasses.replace(pipeline(copied), stages={"sft": too_long}).run(overwrite=True)
+    assert weights.read_bytes() == before
+    assert pipeline(copied).run()["sft"]["step"] == 2
 
 
 def test_stages_have_their_own_seeds(tmp_path):

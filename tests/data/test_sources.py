@@ -126,6 +126,13 @@ def test_world(form, columns: set[str]) -> None:
     assert loaded.to_list() != World(form=form, rows=5, seed=4).load().to_list()
 
 
+def test_the_world_tells_the_noise_ceiling_of_its_comparisons() -> None:
+    noisy, clear = (World(form="comparisons", rows=500, options={"temperature": t}).remark() for t in (100.0, 0.01))
+    shares = [float(text.split("%")[0].split()[-1]) for text in (noisy, clear)]
+    assert "noise ceiling" in noisy and shares[0] < 62 < 95 < shares[1]
+    assert World(form="prompts").remark() == ""
+
+
 def test_world_options_are_checked_early() -> None:
     with pytest.raises(ValueError, match=r"options.kk: unknown for scored; known: .*k"):
         World(form="scored", options={"kk": 2})
