@@ -21,7 +21,7 @@ check: $(VENV)/installed-dev  ## everything a change must pass
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(PYTEST) -m "not slow"
+	$(MAKE) test
 
 slow: $(VENV)/installed-test  ## the tests that take minutes
 	$(PYTEST) -m slow
