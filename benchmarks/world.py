@@ -2,9 +2,10 @@
 
     python benchmarks/world.py --config experiments/world.yaml --seeds 1 2 3 4 5
 
-Runs the experiment once per seed, PPO once more without a KL penalty and at a higher learning rate, and prints a Markdown table of means with
-Student-t 95% intervals over seeds. Stages that are finished already are kept, so it can be interrupted. Gains are in
-standard deviations of the supervised policy's gold over the 256 held-out prompts' responses. Needs the extra ``demo``.
+Runs the experiment once per seed, PPO once more without a KL penalty and at a higher learning rate, and prints a
+Markdown table of means with Student-t 95% intervals over seeds. Stages that are finished already are kept, so it can be
+interrupted. Gains are in standard deviations of the supervised policy's gold over the 256 held-out prompts' responses.
+Needs the extra ``demo``.
 """
 
 from __future__ import annotations
