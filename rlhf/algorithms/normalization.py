@@ -27,7 +27,7 @@ class LiveNormalization:
     @property
     def measured(self) -> bool:
         """Whether there is something to measure by."""
-        return self.moments.count > 0
+        return self.moments.number > 0
 
     @property
     def mean(self) -> float:
@@ -37,7 +37,7 @@ class LiveNormalization:
     @property
     def std(self) -> float:
         """Sample deviation: the difference of scores that becomes 1."""
-        return math.sqrt(self.moments.square_sum / (self.moments.count - 1)) if self.measured else 1.0
+        return math.sqrt(self.moments.square_sum / (self.moments.number - 1)) if self.measured else 1.0
 
     def measure(self, scores: Tensor) -> None:
         """Starts with scores [B] of the policy that nothing has moved yet.
@@ -48,7 +48,7 @@ class LiveNormalization:
         self._include(scores)
         if not self.std > 0:
             raise UserError(
-                f"score_normalization: all {self.moments.count:g} responses of the start have the score "
+                f"score_normalization: all {self.moments.number:g} responses of the start have the score "
                 f"{self.mean:g}, so there is no deviation to divide by; set it to null, or look at the reward"
             )
 

@@ -37,12 +37,12 @@ class Moments(NamedTuple):
     """What is kept of a stream of numbers.
 
     Attributes:
-        count: How many.
+        number: How many.
         mean: Of them.
-        square_sum: Σ (x − mean)²; divided by count − 1 it is the sample variance.
+        square_sum: Σ (x − mean)²; divided by number − 1 it is the sample variance.
     """
 
-    count: float
+    number: float
     mean: float
     square_sum: float
 
@@ -58,10 +58,10 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
         a: Of one set, in any units.
         b: Of the other, in the same units.
     """
-    if not b.count:
+    if not b.number:
         return a
-    count = a.count + b.count
+    number = a.number + b.number
     gap = b.mean - a.mean
     return Moments(
-        count, a.mean + gap * b.count / count, a.square_sum + b.square_sum + gap * gap * a.count * b.count / count
+        number, a.mean + gap * b.number / number, a.square_sum + b.square_sum + gap * gap * a.number * b.number / number
     )

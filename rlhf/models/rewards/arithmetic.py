@@ -2,8 +2,8 @@ r"""Numbers in text as exact fractions. Text of a model is read by patterns and 
 
 The answer of a text is what its last ``\boxed{…}`` holds, else the last number in it. Read are ``42``, ``-2.50``,
 ``.5``, ``1,234.5``, ``3/4``, ``1 3/4``, ``\frac{3}{4}``, ``2e-3``, with a currency sign before or any unit after them:
-``$5``, ``3 km``, ``50%`` is 50. A power (``2^{10}``), a fraction over 0 and a date (``1/2/2020``) count as a number that cannot
-be read.
+``$5``, ``3 km``, ``50%`` is 50. A power (``2^{10}``), a fraction over 0 and a date (``1/2/2020``) count as a
+number that cannot be read.
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 def _last_box(text: str) -> str | None:
     r"""Content of the last ``\boxed{…}`` whose braces close."""
-    start = len(text)
-    while (start := text.rfind("\\boxed{", 0, start)) >= 0:
-        depth, begin = 1, start + len("\\boxed{")
-        for end in range(begin, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[begin:end]
-    return None
+    opened: list[tuple[bool, int]] = []
+    boxes: list[tuple[int, int]] = []
+    for brace in re.finditer(r"(\\boxed)?\{|\}", text):
+        if brace[0] != "}":
+            opened.append((brace[1] is not None, brace.end()))
+        elif opened:
+            is_box, start = opened.pop()
+            boxes += [(start, brace.start())] if is_box else []
+    return text[slice(*max(boxes))] if boxes else None

@@ -53,7 +53,7 @@ class Imported:
                 hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(self.accepted)) or 'none'}"
                 raise UserError(f"function: {path} takes no argument {argument}; {hint}")
 
-    def __call__(self, prompts: Prompts, **given: list[Any]) -> Any:
+    def __call__(self, prompts: Prompts, given: Mapping[str, list[Any]]) -> Any:
         """Its answer to the given lists and those columns that it names in its signature.
 
         Raises:
@@ -61,7 +61,7 @@ class Imported:
             RuntimeError: it raised.
         """
         columns = {n: list(v) for n, v in prompts.columns.items() if self.takes_all or n in self.accepted}
-        everything = columns | dict(self.arguments) | given
+        everything = columns | dict(self.arguments) | dict(given)
         if missing := sorted(self.required - set(everything)):
             raise UserError(
                 f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
@@ -122,6 +122,6 @@ class FunctionScorer(Scorer):
 
     def __call__(self, rollout: Rollout) -> Scores:
         responses = list(rollout.text)
-        answer = self.function(rollout.prompts, prompts=list(rollout.prompts.text), responses=responses)
+        answer = self.function(rollout.prompts, {"prompts": list(rollout.prompts.text), "responses": responses})
         scores = finite_numbers(answer, responses, f"function: {self.function.path}")
         return Scores(torch.tensor(scores, dtype=torch.float32, device=rollout.sequences.ids.device))

@@ -102,7 +102,7 @@ class StepFunctionScorer(StepScorer):
 
     def score(self, rollout: Rollout, steps: Sequence[Sequence[Step]]) -> Sequence[Sequence[float]]:
         texts = [[step.text for step in row] for row in steps]
-        answer = self.function(rollout.prompts, prompts=list(rollout.prompts.text), steps=texts)
+        answer = self.function(rollout.prompts, {"prompts": list(rollout.prompts.text), "steps": texts})
         who = f"function: {self.function.path}"
         if not isinstance(answer, list | tuple) or len(answer) != len(texts):
             raise UserError(
@@ -115,8 +115,8 @@ class StepFunctionScorer(StepScorer):
 class StepScalarReward(RewardModel):
     """A trained reward model read at the end of each step, in one pass over the sampled ids.
 
-    At the last token it is what ``ScalarReward`` reads. As scores, the steps' sum grows with their number; as gains (each
-    step's score less that of the step before) it is the last step's score, whatever the number of steps.
+    At the last token it is what ``ScalarReward`` reads. The sum of the scores grows with the number of steps; that of
+    the gains (a step's score less that of the step before) is the last step's score, however many there are.
 
     Args:
         path: "@stage" for the result of an earlier reward-modelling stage, or the folder of one.

@@ -34,8 +34,8 @@ class RemoteReward(RewardModel):
     Sent is ``{"prompts": [...], "responses": [...], "<column>": [...]}``, lists of one length; the answer must be
     ``{"scores": [...]}``, as many finite numbers in the same order, with status 200. A rollout is cut into requests of
     at most ``batch_size`` responses, several of them under way at once. No connection, no answer in time, 429 and 5xx
-    are tried again, with waits of 0, 2, 4, 8 … times ``backoff`` (60 s at most) and up to ``backoff`` more by chance, or
-    as the server's Retry-After says; any other answer is an error at once.
+    are tried again, with waits of 0, 2, 4, 8 … times ``backoff`` (60 s at most) and up to ``backoff`` more by chance,
+    or as the server's Retry-After says; any other answer is an error at once.
 
     Args:
         url: Where to post, http:// or https://.

@@ -122,10 +122,9 @@ class ExactMatchReward(Rule):
         return [self._right(text, gold) for text, gold in zip(rollout.text, golds, strict=True)]
 
     def _right(self, text: str, gold: Any) -> bool:
-        answers = [
-            normalised(str(one)) for one in (gold if isinstance(gold, list | tuple) else [gold]) if one is not None
-        ]
-        if not any(answers):
+        given = gold if isinstance(gold, list | tuple) else [gold]
+        answers = {normalised(str(one)) for one in given if one is not None} - {""}
+        if not answers:
             raise UserError(f"column: {self.column} of a row is {gold!r}, no answer to compare with; drop such rows")
         if self.extract is not None:
             found = list(re.finditer(self.extract, text))

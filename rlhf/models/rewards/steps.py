@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import takewhile
 from typing import NamedTuple
 
 from rlhf.errors import UserError
@@ -61,19 +60,20 @@ def split_steps(ids: Sequence[int], text: str, separator: str, decode: Callable[
 
     def settled(count: int) -> int:
         """How much of the text the first ``count`` tokens have settled: half a character decodes to another one."""
-        return len(os.path.commonprefix([decode(list(ids[:count])), text]))
+        pairs = zip(decode(list(ids[:count])), text, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     if settled(len(ids)) < len(text):
-        raise UserError(
-            f"separator: the response {text[:200]!r} is not what its tokens decode to; its steps are unknown"
-        )
+        raise UserError(f"separator: the response {text[:200]!r} is not what its tokens decode to, so it has no steps")
     last = len(ids) - 1
     ends = step_ends(text, separator)
     tokens = [*(bisect_left(range(1, last + 1), end, key=settled) for end in ends[:-1]), last]
-    kept = [0, *(end for end, (token, following) in zip(ends, pairwise(tokens), strict=False) if token != following)]
-    kept.append(len(text))
-    pieces = [_without(text[start:end], separator) for start, end in pairwise(kept)]
-    return [Step(piece, token) for piece, token in zip(pieces, dict.fromkeys(tokens), strict=True)]
+    of_token = dict(zip(tokens, ends, strict=True))  # the last of several ends within one token counts
+    starts = [0, *of_token.values()]
+    return [
+        Step(_without(text[start:end], separator), token)
+        for start, (token, end) in zip(starts, of_token.items(), strict=False)
+    ]
 
 
 def _without(piece: str, separator: str) -> str:

@@ -1,24 +1,19 @@
-from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from tiny_models import ForwardEngine, language_model, rollout
 
 from rlhf.errors import UserError
-from rlhf.interfaces import LanguageModel, RewardModel, Scorer
-from rlhf.models import rewards
+from rlhf.interfaces import LanguageModel
 from rlhf.models.heads import Linear
-from rlhf.models.rewards import FunctionReward, ScalarReward, Weighted
+from rlhf.models.rewards import ScalarReward
 from rlhf.models.storage import save_language_model, save_value_model, value_model_from
 from rlhf.models.tokenizer import train_bpe
-from rlhf.types import Scores, Sequences
+from rlhf.types import Sequences
 
 TOKENIZER = train_bpe(["the screen is great"] * 4, 270)
 ENGINE = ForwardEngine()
-
-# --------------------------------------------------------------------------------------------------------- ScalarReward
 
 
 @pytest.fixture(scope="module")
@@ -59,145 +54,3 @@ def test_a_folder_without_a_head_is_refused(tmp_path):  # case H3
         ScalarReward(path=str(tmp_path / "m")).build(ENGINE, TOKENIZER)
     with pytest.raises(ValueError, match="path: it is empty"):
         ScalarReward(path="")
-
-
-# ------------------------------------------------------------------------------------------------------- FunctionReward
-
-
-def length(*, prompts, responses):
-    return [len(prompt) + 10 * len(response) for prompt, response in zip(prompts, responses, strict=True)]
-
-
-def columns(prompts, responses, answer, scale=1.0):
-    return [scale * (response == right) for response, right in zip(responses, answer, strict=True)]
-
-
-def everything(**given):
-    return [len(given)] * len(given["responses"])
-
-
-def fixed(prompts, responses, answer):
-    return answer
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """This file as the module ``my_rewards``, as if it lay where the command runs."""
-    import sys
-
-    monkeypatch.setitem(sys.modules, "my_rewards", sys.modules[__name__])
-
-
-def score(function: str, texts: list[str], given: dict[str, Any] | None = None, **arguments) -> Scores:
-    scorer = FunctionReward(function=f"my_rewards.{function}", arguments=arguments).build(ENGINE, TOKENIZER)
-    return scorer(rollout(texts, columns=given))
-
-
-def test_a_function_scores_texts():
-    answer = score("length", ["a", "bcd"]).total
-    assert answer.tolist() == [11.0, 31.0]
-    assert answer.dtype == torch.float32
-
-
-def test_a_function_gets_the_columns_it_names_and_its_arguments():
-    given = {"answer": ["4", "5"], "other": [1, 2]}
-    assert score("columns", ["4", "4"], given).total.tolist() == [1.0, 0.0]
-    assert score("columns", ["4", "4"], given, scale=3.0).total.tolist() == [3.0, 0.0]
-    assert score("columns", ["4", "4"], given, answer=["x", "4"]).total.tolist() == [0.0, 1.0]  # arguments come first
-    assert score("everything", ["4", "4"], given, more=1).total.tolist() == [5.0, 5.0]
-
-
-@pytest.mark.parametrize("answer", [
-    [1, 2.5], (1, 2.5), torch.tensor([1, 2.5]), np.array([1, 2.5]), [torch.tensor(1), np.float32(2.5)], [True, 2.5],
-])  # fmt: skip
-def test_numbers_of_every_kind_are_taken(answer):
-    assert score("fixed", ["a", "b"], answer=answer).total.tolist() == [1.0, 2.5]
-
-
-@pytest.mark.parametrize(("answer", "message"), [
-    ([1.0], "my_rewards.fixed answered 1 scores for 2 responses"),
-    (torch.zeros(3), "answered 3 scores for 2 responses"),
-    ([1.0, float("nan")], "my_rewards.fixed answered nan, no finite number, for 'second'"),
-    ([float("inf"), 1.0], "answered inf, no finite number, for 'first'"),
-    ([1.0, None], "answered None, no finite number, for 'second'"),
-    ([1.0, "2"], "answered '2', no finite number, for 'second'"),
-    (torch.zeros(2, 3), "no finite number, for 'first'"),
-    (1.0, "answered 1.0; it must be 2 numbers"), (None, "answered None; it must be 2 numbers"),
-    ("ab", "answered 'ab'; it must be 2 numbers"),
-])  # fmt: skip
-def test_wrong_answers_name_the_function_and_a_response(answer, message):
-    with pytest.raises(ValueError, match=message):
-        score("fixed", ["first", "second"], answer=answer)
-
-
-def test_a_column_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match=r"my_rewards\.columns needs answer, .* columns there: other"):
-        score("columns", ["a"], {"other": [1]})
-
-
-@pytest.mark.parametrize(("function", "arguments", "message"), [
-    ("length", {}, "is no import path"), ("my rewards.f", {}, "is no import path"),
-    ("a.b", {"prompts": []}, "prompts is given by the rollout"),
-    ("no_such_module.f", {}, "no_such_module.f cannot be imported"), ("my_rewards.nothing", {}, "cannot be imported"),
-    ("my_rewards.ENGINE", {}, "give something that can be called"),
-    ("my_rewards.columns", {"scael": 2.0}, "takes no argument scael; did you mean scale?"),
-    ("my_rewards.test_a_function_scores_texts", {}, "takes no argument prompts; it takes none"),
-])  # fmt: skip
-def test_functions_that_cannot_be_called_are_refused_when_built(function, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        FunctionReward(function=function, arguments=arguments).build(ENGINE, TOKENIZER)
-
-
-# ------------------------------------------------------------------------------------------------------------- Weighted
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerToken(RewardModel):
-    """One for every column, pads included.
-
-    Args:
-        value: The reward of a token.
-    """
-
-    value: float = 1.0
-
-    def build(self, engine, tokenizer):
-        class Live(Scorer):
-            def __call__(_, rollout):
-                return Scores(torch.full(rollout.mask.shape, self.value))
-
-        return Live()
-
-
-def test_weighted_adds_and_reports_each_part():
-    models: dict[str, RewardModel] = {
-        "length": FunctionReward(function="my_rewards.length"),
-        "match": FunctionReward(function="my_rewards.columns", arguments={"answer": ["a", "x"]}),
-    }
-    answer = Weighted(models=models, weights={"length": 0.5, "match": -2.0}).build(ENGINE, TOKENIZER)(
-        rollout(["a", "b"])
-    )
-    assert answer.total.tolist() == [3.5, 5.5]  # 0.5·11 − 2·1, 0.5·11
-    assert {name: part.tolist() for name, part in answer.parts.items()} == {"length": [11.0, 11.0], "match": [1.0, 0.0]}
-
-
-def test_weighted_nests_and_sums_per_token_parts_over_real_tokens():
-    inner = Weighted(models={"a": PerToken(), "b": PerToken(value=2.0)}, weights={"a": 1.0, "b": 1.0})
-    answer = Weighted(models={"in": inner}, weights={"in": 2.0}).build(ENGINE, TOKENIZER)(rollout(["x", "y"]))
-    assert answer.total.tolist() == [[6.0, 6.0], [6.0, 6.0]]
-    parts = {name: part.tolist() for name, part in answer.parts.items()}
-    assert parts == {"in": [3.0, 6.0], "in/a": [1.0, 2.0], "in/b": [2.0, 4.0]}  # rows of 1 and 2 tokens
-
-
-def test_weighted_refuses_what_does_not_match():
-    length = FunctionReward(function="my_rewards.length")
-    with pytest.raises(ValueError, match="b is in weights but not in models"):
-        Weighted(models={"a": length}, weights={"a": 1.0, "b": 1.0})
-    with pytest.raises(ValueError, match="a is in models but not in weights"):
-        Weighted(models={"a": length}, weights={})
-    with pytest.raises(ValueError, match="models: there is none"):
-        Weighted(models={}, weights={})
-    mixed = Weighted(models={"a": length, "b": PerToken()}, weights={"a": 1.0, "b": 1.0}).build(ENGINE, TOKENIZER)
-    with pytest.raises(ValueError, match="per response and per token cannot be added"):
-        mixed(rollout(["x", "y"]))
-    assert issubclass(rewards.ScalarScorer, Scorer)
