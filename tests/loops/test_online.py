@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import math
+import sys
 
+import numpy as np
 import pytest
 import tiny_runs
 import torch
@@ -22,6 +24,7 @@ from rlhf.engines.local import Local
 from rlhf.interfaces import RewardModel, Scorer
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
+from rlhf.models.rewards import StepFunctionReward
 from rlhf.types import Scores, Sequences
 
 
@@ -204,12 +207,71 @@ def test_scores_are_measured_in_the_starting_policys(tmp_path):
     experience = run.generate_experience()
     measured = run.normalization.state_dict()
     raw = run.scorer(experience.rollout).total
-    expected = (raw - measured["mean"]) / measured["std"]
+    expected = (raw - run.normalization.mean) / run.normalization.std
     torch.testing.assert_close(experience.scored.scores, expected.float())
     assert experience.metrics.compute()["reward/score"] == pytest.approx(float(raw.mean()))
     run.train_rlhf(experience)
     run.generate_experience()
     assert run.normalization.state_dict() == measured  # of the start, and only once
+
+
+def test_running_statistics_take_in_an_iteration_after_its_update(tmp_path):  # case D7
+    run = trainer(tmp_path, score_normalization=ScoreNormalization(samples=16, running=True), missing_end_penalty=1.0)
+    seen = []
+    for _ in range(3):
+        experience = run.generate_experience()
+        if not seen:
+            prompts = collate_prompts(run._stream("normalization").next(16))
+            start = run.sample(prompts, seed=run.context.seed_for("normalization"))
+            seen = run.scorer(start).total.tolist()
+        again = run.assess(experience.rollout)  # looking twice counts nothing twice
+        assert torch.equal(again.scored.scores, experience.scored.scores)
+        figures = run.train_rlhf(experience)
+        assert figures["normalisation/mean"] == pytest.approx(np.mean(seen))
+        assert figures["normalisation/std"] == pytest.approx(np.std(seen, ddof=1))
+        seen += experience.raw.total.tolist()  # as the reward model gave them, without the penalty
+    assert run.normalization.moments.number == len(seen) == 16 + 3 * 8
+    other = trainer(tmp_path, score_normalization=ScoreNormalization(samples=16, running=True))
+    other.load_state_dict(copy.deepcopy(run.state_dict()))
+    assert other.normalization.moments == run.normalization.moments
+
+
+# ------------------------------------------------------------------------------------------------ scores per step
+
+
+def by_letter(prompts: list[str], steps: list[list[str]]) -> list[list[float]]:
+    return [[1.0 + sum("a" <= letter <= "z" for letter in step) for step in row] for row in steps]
+
+
+def test_scores_per_step_go_through_two_iterations(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_steps", sys.modules[__name__])
+    reward = StepFunctionReward(function="my_steps.by_letter", separator="=")
+    sampling = Sampling(max_new_tokens=32, stop_tokens=tiny_runs.STOPS[:6])
+    settings = {"reward": reward, "sampling": sampling, "kl": None, "score_clip": None}
+    normalization = ScoreNormalization(samples=16, running=True)
+    run = trainer(tmp_path, **settings, score_normalization=normalization, missing_end_penalty=0.5)
+    for _ in range(2):
+        experience = run.generate_experience()
+        rollout, rewards = experience.rollout, experience.scored.rewards
+        mean, std = run.normalization.mean, run.normalization.std
+        for row, text in enumerate(rollout.text):
+            # each token that brings a "=" ends a step, the last token the last one: two of them in a row are one
+            ids = rollout.sequences.response_ids[row][rollout.mask[row]].tolist()
+            paid = rewards[row].nonzero().flatten().tolist()
+            last = len(ids) - 1
+            assert set(paid) <= {last, *(t for t, id in enumerate(ids) if "=" in run.tokenizer.decode([id]))}
+            pieces = by_letter([], [[piece for piece in text.split("=") if piece.strip()] or [""]])[0]
+            raw = float(experience.raw.total[row].sum())
+            assert raw == sum(pieces) and experience.raw.parts["steps"][row] == len(pieces)
+            cut = 0.0 if rollout.ended[row] else 0.5
+            assert float(experience.scored.scores[row]) == pytest.approx((raw - mean) / std - cut, abs=1e-5)
+            assert float(rewards[row].sum()) == pytest.approx((raw - mean) / std - cut, abs=1e-5)
+            inner = experience.raw.total[row][:last]
+            torch.testing.assert_close(rewards[row][:last], inner / std)  # the shift and the penalty are at the end
+        assert (experience.raw.parts["steps"] > 1).any()  # otherwise nothing of this was tried
+        figures = run.train_rlhf(experience)
+        assert math.isfinite(figures["loss/total"]) and figures["reward/steps"] > 1
+    assert run.iteration == 2
 
 
 def test_what_was_cut_goes_on_with_its_value_and_what_ended_does_not(tmp_path):
