@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.engines.local import Local as Local
     from rlhf.experiment import Experiment as Experiment
     from rlhf.interfaces import ModelPath as ModelPath
-    from rlhf.metrics import TensorBoard as TensorBoard
+    from rlhf.metrics import TensorBoard as TensorBoard, WandB as WandB
     from rlhf.models.heads import MLP as MLP, Linear as Linear
     from rlhf.models.policy import FromScratch as FromScratch, Pretrained as Pretrained
     from rlhf.models.rewards import (
@@ -77,7 +77,7 @@ _MODULES = {
     "rlhf.engines.local": ["Local"],
     "rlhf.experiment": ["Experiment"],
     "rlhf.interfaces": ["ModelPath"],
-    "rlhf.metrics": ["TensorBoard"],
+    "rlhf.metrics": ["TensorBoard", "WandB"],
     "rlhf.models.heads": ["Linear", "MLP"],
     "rlhf.models.policy": ["FromScratch", "Pretrained"],
     "rlhf.models.rewards": [

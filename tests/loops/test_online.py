@@ -5,6 +5,8 @@ import dataclasses
 import math
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +22,13 @@ from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.optimizers import SGD, AdamW
 from rlhf.algorithms.schedules import LinearDecay
 from rlhf.data.collate import collate_labelled, collate_prompts
+from rlhf.data.sources import Generator
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
 from rlhf.interfaces import RewardModel, Scorer
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
-from rlhf.models.rewards import StepFunctionReward
+from rlhf.models.rewards import ArithmeticReward, StepFunctionReward
 from rlhf.types import Scores, Sequences
 
 
@@ -238,6 +241,22 @@ def test_running_statistics_take_in_an_iteration_after_its_update(tmp_path):  # 
 
 
 # ------------------------------------------------------------------------------------------------ scores per step
+
+
+def sums(n: int) -> Iterator[dict[str, Any]]:
+    for number in range(n):
+        yield {"prompt": f"{number} + {number} = ", "answer": 2 * number}
+
+
+def test_columns_of_the_data_reach_rules(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_sums", sys.modules[__name__])
+    source = Generator(function="my_sums.sums", arguments={"n": 24})
+    data = dataclasses.replace(tiny_runs.data("prompt"), sources={"sums": source})
+    run = trainer(tmp_path, data=data, reward=ArithmeticReward(otherwise=-1.0), samples_per_prompt=2)
+    rollout = run.generate_experience().rollout
+    assert [f"{n // 2} + {n // 2} = " for n in rollout.prompts.columns["answer"]] == list(rollout.prompts.text)
+    texts = [f"it is {n}." for n in rollout.prompts.columns["answer"][:4]] + ["it is 1."] * 4
+    assert run.scorer(dataclasses.replace(rollout, text=texts)).total.tolist() == [1.0] * 4 + [-1.0] * 4
 
 
 def by_letter(prompts: list[str], steps: list[list[str]]) -> list[list[float]]:
