@@ -38,10 +38,22 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.engines.local import Local as Local
     from rlhf.experiment import Experiment as Experiment
     from rlhf.interfaces import ModelPath as ModelPath
-    from rlhf.metrics import TensorBoard as TensorBoard
+    from rlhf.metrics import TensorBoard as TensorBoard, WandB as WandB
     from rlhf.models.heads import MLP as MLP, Linear as Linear
     from rlhf.models.policy import FromScratch as FromScratch, Pretrained as Pretrained
-    from rlhf.models.rewards import FunctionReward as FunctionReward, ScalarReward as ScalarReward
+    from rlhf.models.rewards import (
+        ArithmeticReward as ArithmeticReward,
+        Ensemble as Ensemble,
+        ExactMatchReward as ExactMatchReward,
+        FunctionReward as FunctionReward,
+        LengthPenalty as LengthPenalty,
+        OverlongPenalty as OverlongPenalty,
+        RegexReward as RegexReward,
+        RemoteReward as RemoteReward,
+        ScalarReward as ScalarReward,
+        StepFunctionReward as StepFunctionReward,
+        StepScalarReward as StepScalarReward,
+    )
 
 _MODULES = {
     "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
@@ -65,10 +77,22 @@ _MODULES = {
     "rlhf.engines.local": ["Local"],
     "rlhf.experiment": ["Experiment"],
     "rlhf.interfaces": ["ModelPath"],
-    "rlhf.metrics": ["TensorBoard"],
+    "rlhf.metrics": ["TensorBoard", "WandB"],
     "rlhf.models.heads": ["Linear", "MLP"],
     "rlhf.models.policy": ["FromScratch", "Pretrained"],
-    "rlhf.models.rewards": ["FunctionReward", "ScalarReward"],
+    "rlhf.models.rewards": [
+        "ArithmeticReward",
+        "Ensemble",
+        "ExactMatchReward",
+        "FunctionReward",
+        "LengthPenalty",
+        "OverlongPenalty",
+        "RegexReward",
+        "RemoteReward",
+        "ScalarReward",
+        "StepFunctionReward",
+        "StepScalarReward",
+    ],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -8,12 +8,14 @@ import math
 import os
 import resource
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf.errors import UserError
+from rlhf.files import atomic_text
 from rlhf.interfaces import LiveSink, MetricSink
 
 
@@ -75,6 +77,12 @@ def read_metrics(directory: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def _check_installed(sink: str, package: str) -> None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:  # without an origin it is a folder of that name, such as what W&B leaves
+        raise UserError(f"{sink}: the package {package} is missing; pip install 'rlhf[{package}]'")
+
+
 class _TensorBoardWriter(LiveSink):
     def __init__(self, directory: Path) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -96,8 +104,79 @@ class TensorBoard(MetricSink):
     """TensorBoard event files in the stage's ``tensorboard/``; needs the extra ``rlhf[tensorboard]``."""
 
     def __post_init__(self) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise UserError("TensorBoard: the package tensorboard is missing; pip install 'rlhf[tensorboard]'")
+        _check_installed("TensorBoard", "tensorboard")
 
     def open(self, directory: Path) -> LiveSink:
         return _TensorBoardWriter(directory)
+
+
+class _WandBRun(LiveSink):
+    """A stage as a run of W&B.
+
+    What W&B has got cannot be taken back, so ``wandb.json`` keeps the run's id and the last step that was given. A
+    stage that continues from an earlier step makes those between again, and they are not given twice.
+    """
+
+    def __init__(self, settings: WandB, directory: Path) -> None:
+        import wandb
+
+        self.record = directory / "wandb.json"
+        former = json.loads(self.record.read_text(encoding="utf-8")) if self.record.exists() else None
+        self.id: str = former["id"] if former else uuid.uuid4().hex
+        self.given: int = former["step"] if former else -1
+        stage = directory / "stage.json"  # the stage's settings, where an experiment runs it
+        try:
+            self.run = wandb.init(
+                project=settings.project,
+                entity=settings.entity,
+                name=settings.name or f"{directory.parent.name}/{directory.name}",
+                group=directory.parent.name,
+                mode=settings.mode,
+                id=self.id,
+                resume="allow" if settings.mode == "online" else None,
+                dir=str(directory),
+                config=json.loads(stage.read_text(encoding="utf-8"))["settings"] if stage.exists() else None,
+                reinit="create_new",
+                settings=wandb.Settings(console="off", quiet=True),
+            )
+        except wandb.errors.Error as error:
+            raise UserError(f"WandB: {error}; run wandb login, or set mode to offline") from error
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        step = int(metrics["step"])
+        if step <= self.given:
+            return
+        # first, so that a crash in between loses a line rather than doubling it
+        atomic_text(self.record, json.dumps({"id": self.id, "step": step}))
+        self.run.log({name: value for name, value in metrics.items() if name != "step"}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandB(MetricSink):
+    """Weights & Biases: each stage is a run, those of an experiment a group; needs the extra ``rlhf[wandb]``.
+
+    A stage that is resumed goes on in the same run, and steps that were logged before are not logged again. Offline,
+    each start writes a folder of its own in the stage's ``wandb/``, which ``wandb sync`` sends.
+
+    Args:
+        project: Project of W&B.
+        entity: User or team; null for your default.
+        name: Of the run, the same for all stages; null for ``<experiment>/<stage>``.
+        mode: ``online``; ``offline`` to send later; ``disabled`` for nothing.
+    """
+
+    project: str = "rlhf"
+    entity: str | None = None
+    name: str | None = None
+    mode: Literal["online", "offline", "disabled"] = "online"
+
+    def __post_init__(self) -> None:
+        if not self.project:
+            raise UserError("project: it is empty; name a project of W&B")
+        _check_installed("WandB", "wandb")
+
+    def open(self, directory: Path) -> LiveSink:
+        return _WandBRun(self, directory)

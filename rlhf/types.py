@@ -283,12 +283,14 @@ class Experience:
 
     Attributes:
         rollout: What was sampled.
+        raw: What the reward model said of it, before normalisation and penalties.
         scored: Rewards, values and scores.
         batch: What the update reads.
         metrics: Figures of the iteration so far (scores, KL, lengths).
     """
 
     rollout: Rollout
+    raw: Scores
     scored: Scored
     batch: Batch
     metrics: Tally

@@ -1,10 +1,13 @@
 """metrics.jsonl and the sinks beside it."""
 
+import json
 from contextlib import closing
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 
-from rlhf.metrics import MetricsFile, TensorBoard, peak_memory_gb, read_metrics
+from rlhf.metrics import MetricsFile, TensorBoard, WandB, peak_memory_gb, read_metrics
 
 
 def test_one_line_each_and_null_for_what_is_not_finite(tmp_path):
@@ -42,10 +45,95 @@ def test_tensorboard(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(3, 0.5)]
 
 
-def test_tensorboard_missing_is_said_at_once(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"package tensorboard is missing; pip install 'rlhf\[tensorboard\]'"):
-        TensorBoard()
+@pytest.mark.parametrize(("sink", "package"), [(TensorBoard, "tensorboard"), (WandB, "wandb")])
+@pytest.mark.parametrize("spec", [None, ModuleSpec("wandb", None)], ids=["nothing", "a folder of that name"])
+def test_a_missing_package_is_said_at_once(monkeypatch, sink, package, spec):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    with pytest.raises(ValueError, match=rf"package {package} is missing; pip install 'rlhf\[{package}\]'"):
+        sink()
+
+
+# ------------------------------------------------------------------------------------------------- Weights & Biases
+
+
+def wandb_history(directory: Path) -> list[dict[str, float]]:
+    """The rows of all offline runs in a stage's folder, as the package reads them from its files."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    rows = []
+    for file in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
+        store = DataStore()
+        store.open_for_scan(str(file))
+        while (data := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                rows.append({name: json.loads(value) for name, value in items.items() if name[0] != "_"})
+                rows[-1]["step"] = record.history.step.num
+    return rows
+
+
+@pytest.fixture
+def wandb_at_rest(monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+
+
+@pytest.mark.usefixtures("wandb_at_rest")
+def test_wandb_gets_each_step_once_when_a_stage_is_resumed(tmp_path):
+    sink = WandB(project="p", mode="offline")
+    (tmp_path / "stage.json").write_text('{"settings": {"lr": 0.5}}')
+    with closing(MetricsFile(tmp_path, [sink])) as file:
+        file.write({"step": 0, "eval/score": 0.5})
+        file.write({"step": 1, "loss": 1.0, "a/b": float("nan")})
+        position = file.position()
+        file.write({"step": 1, "eval/score": 1.5})
+        file.write({"step": 2, "loss": 2.0})
+        file.write({"step": 3, "loss": 3.0})
+    with closing(MetricsFile(tmp_path, [sink])) as file:  # from the checkpoint after step 1, to make 2 and 3 again
+        file.rewind(position)
+        for step in (2, 3, 4):
+            file.write({"step": step, "loss": float(step)})
+        file.write({"step": 4, "eval/score": 4.5})
+    rows = wandb_history(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row.get("loss") for row in rows] == [None, 1.0, 2.0, 3.0, 4.0]
+    assert rows[1]["eval/score"] == 1.5 and rows[4]["eval/score"] == 4.5  # two lines of a step are one row
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 4]
+    runs = [folder.name.split("-")[-1] for folder in tmp_path.glob("wandb/offline-run-*")]
+    assert len(runs) == 2 and set(runs) == {json.loads((tmp_path / "wandb.json").read_text())["id"]}
+
+
+@pytest.mark.usefixtures("wandb_at_rest")
+def test_what_wandb_is_told_of_a_run(tmp_path, monkeypatch):
+    import wandb
+
+    told, real = {}, wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **given: told.update(given) or real(**given))
+    directory = tmp_path / "experiment" / "ppo"
+    directory.mkdir(parents=True)
+    (directory / "stage.json").write_text('{"settings": {"lr": 0.5}}')
+    WandB(project="p", entity="us", mode="disabled").open(directory).close()
+    assert (told["project"], told["entity"], told["mode"], told["config"]) == ("p", "us", "disabled", {"lr": 0.5})
+    assert (told["name"], told["group"]) == ("experiment/ppo", "experiment")
+    WandB(name="mine", mode="disabled").open(tmp_path).close()
+    assert (told["project"], told["name"], told["config"]) == ("rlhf", "mine", None)
+
+
+@pytest.mark.usefixtures("wandb_at_rest")
+def test_without_a_login_wandb_says_what_to_do(tmp_path, monkeypatch):
+    import wandb
+
+    def refused(**given):
+        raise wandb.errors.UsageError("api_key not configured (no-tty)")
+
+    monkeypatch.setattr(wandb, "init", refused)
+    with pytest.raises(ValueError, match=r"WandB: api_key not configured .*; run wandb login, or set mode to offline"):
+        WandB().open(tmp_path)
+    with pytest.raises(ValueError, match="project: it is empty"):
+        WandB(project="")
 
 
 def test_peak_memory_is_in_gigabytes():

@@ -2,76 +2,105 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.functional.masking import last_index
-from rlhf.errors import UserError
-
-
-def per_response(scores: Tensor, mask: Tensor) -> Tensor:
-    """[B] score of each response: scores per token are added up."""
-    return scores if scores.ndim == 1 else scores.masked_fill(~mask, 0.0).sum(1)
-
-
-def take_off(scores: Tensor, amount: Tensor, mask: Tensor) -> Tensor:
-    """Takes an amount [B] off each response's score; of scores per token, off the last token's."""
-    if scores.ndim == 1:
-        return scores - amount
-    rows, last = torch.arange(len(mask), device=mask.device), last_index(mask)
-    return scores.index_put((rows, last), scores[rows, last] - amount.to(scores.dtype))
+from rlhf.algorithms.functional.rewards import add_at_end
+from rlhf.algorithms.functional.statistics import Moments, merge_moments
+from rlhf.errors import UserError, require
 
 
 class LiveNormalization:
-    """Mean and deviation that scores are measured in; measured once, kept in checkpoints."""
+    """Mean and deviation that scores are measured in, the same on every rank; kept in checkpoints."""
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.mean = 0.0
-        self.std = 1.0
-        self.measured = False
+    def __init__(self, settings: ScoreNormalization, total: Callable[[float], float]) -> None:
+        self.samples = settings.samples
+        self.running = settings.running
+        self.total = total
+        self.moments = Moments(0.0, 0.0, 0.0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is something to measure by."""
+        return self.moments.number > 0
+
+    @property
+    def mean(self) -> float:
+        """The score that becomes 0."""
+        return self.moments.mean
+
+    @property
+    def std(self) -> float:
+        """Sample deviation: the difference of scores that becomes 1."""
+        return math.sqrt(self.moments.square_sum / (self.moments.number - 1)) if self.measured else 1.0
 
     def measure(self, scores: Tensor) -> None:
-        """Takes mean and sample deviation from scores [B]."""
-        values = scores.double()
-        if not float(values.std()) > 0:
+        """Starts with scores [B] of the policy that nothing has moved yet.
+
+        Raises:
+            UserError: all are equal.
+        """
+        self._include(scores)
+        if not self.std > 0:
             raise UserError(
-                f"score_normalization: all {len(values)} responses of the start have the score {float(values[0])}, so "
-                "there is no deviation to divide by; set it to null, or look at the reward"
+                f"score_normalization: all {self.moments.number:g} responses of the start have the score "
+                f"{self.mean:g}, so there is no deviation to divide by; set it to null, or look at the reward"
             )
-        self.mean, self.std, self.measured = float(values.mean()), float(values.std()), True
+
+    def observe(self, scores: Tensor) -> None:
+        """Takes in an iteration's scores [B] after they were used, where the statistics are running ones."""
+        if self.running:
+            self._include(scores)
+
+    def _include(self, scores: Tensor) -> None:
+        values = scores.double()
+        count = self.total(float(values.numel()))
+        mean = self.total(float(values.sum())) / count
+        # a second pass about the mean of all ranks
+        self.moments = merge_moments(
+            self.moments, Moments(count, mean, self.total(float((values - mean).square().sum())))
+        )
 
     def __call__(self, scores: Tensor, mask: Tensor) -> Tensor:
         """(score − mean) / std of each response; the shape stays."""
-        return take_off(scores, torch.full((len(mask),), self.mean, device=scores.device), mask) / self.std
+        shift = torch.full((len(mask),), -self.mean, dtype=scores.dtype, device=scores.device)
+        return add_at_end(scores, shift, mask) / self.std
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std, "measured": self.measured}
+        return dict(self.moments._asdict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean, self.std, self.measured = state["mean"], state["std"], state["measured"]
+        self.moments = Moments(**state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreNormalization:
-    """Measures scores in deviations of the starting policy's: (score − mean) / std.
+    """Measures scores in deviations of the starting policy's, or of all policies' so far: (score − mean) / std.
 
-    Mean and deviation are those of ``samples`` responses drawn before the first update, and stay fixed.
-    Source: arXiv:1909.08593, section 2.2.
+    Mean and deviation are first those of ``samples`` responses drawn before the first update (arXiv:1909.08593, section
+    2.2). Fixed, a normalised score means the same in every iteration. Running, each iteration's raw scores join them
+    after its update, so an iteration is measured by what came before it and no response enters its own baseline.
 
     Args:
-        samples: Responses to measure by.
+        samples: Responses to measure by before the first update.
+        running: Whether the scores of every iteration join the statistics.
     """
 
     samples: int = 256
+    running: bool = False
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise UserError(f"samples: {self.samples}; must be at least 2")
+        require(at_least=2, samples=self.samples)
 
-    def build(self) -> LiveNormalization:
-        """Not yet measured: mean 0, deviation 1."""
-        return LiveNormalization(self.samples)
+    def build(self, total: Callable[[float], float]) -> LiveNormalization:
+        """Not yet measured: mean 0, deviation 1.
+
+        Args:
+            total: Sum of a number over data-parallel processes: an engine's ``total``.
+        """
+        return LiveNormalization(self, total)

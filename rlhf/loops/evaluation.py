@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.algorithms.functional import kl as kl_functions
-from rlhf.algorithms.normalization import per_response
+from rlhf.algorithms.functional.rewards import per_response
 from rlhf.data.collate import collate_prompts
 from rlhf.errors import UserError
 from rlhf.loops.rollout_files import rollout_rows, write_rows
@@ -76,16 +76,17 @@ class Evaluator:
         assert self.prompts is not None
         sampling = self.settings.sampling or trainer.algorithm.sampling
         rollout = trainer.sample(self.prompts, seed=trainer.context.seed_for("evaluation"), sampling=sampling)
-        scores = {"score": trainer.scorer(rollout).total}
-        scores |= {f"{name}_score": judge(rollout).total for name, judge in self.judges.items()}
+        scores = {"score": trainer.scorer(rollout)}
+        scores |= {f"{name}_score": judge(rollout) for name, judge in self.judges.items()}
         tally, rows = Tally(), rollout_rows(rollout)
         figures = {}
-        for name, values in scores.items():
-            total = per_response(values, rollout.mask)
-            tally.mean(name, total)
+        for name, found in scores.items():
+            total = per_response(found.total, rollout.mask)
             figures[f"{name}_std"] = float(total.double().std()) if len(total) > 1 else 0.0
-            for row, value in zip(rows, total.tolist(), strict=True):
-                row[name] = value
+            for key, values in {name: total, **{f"{name}/{part}": v for part, v in found.parts.items()}}.items():
+                tally.mean(key, values)
+                for row, value in zip(rows, values.tolist(), strict=True):
+                    row[key] = value
         if trainer.reference is not None:
             policy, reference = (
                 trainer.infer(engine, rollout, ("logprobs",), temperature=sampling.temperature)["logprobs"]

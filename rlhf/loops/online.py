@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.normalization import per_response, take_off
+from rlhf.algorithms.functional.rewards import add_at_end, per_response
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.collate import collate_labelled, collate_prompts
 from rlhf.data.stream import Stream
@@ -23,7 +23,19 @@ from rlhf.loops.context import StageContext
 from rlhf.loops.figures import compare_gradients, describe, mean_of
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
-from rlhf.types import Batch, Experience, Labelled, LossTerm, Outputs, Prompts, Rollout, Scored, Selectable, Tally
+from rlhf.types import (
+    Batch,
+    Experience,
+    Labelled,
+    LossTerm,
+    Outputs,
+    Prompts,
+    Rollout,
+    Scored,
+    Scores,
+    Selectable,
+    Tally,
+)
 
 STATEFUL = ("policy", "critic", "reference", "stream", "mixture", "controller", "average", "normalization")
 
@@ -54,7 +66,8 @@ class OnlineTrainer:
         self.reference = build_reference(algorithm, built, context)
         self.policy, self.critic = build_learners(algorithm, built, context)
         self.scorer = algorithm.reward.build(algorithm.engine, self.tokenizer)
-        self.normalization = None if algorithm.score_normalization is None else algorithm.score_normalization.build()
+        normalization = algorithm.score_normalization
+        self.normalization = None if normalization is None else normalization.build(algorithm.engine.total)
         self.controller = None if algorithm.kl is None else algorithm.kl.controller.build()
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase)
@@ -92,8 +105,8 @@ class OnlineTrainer:
             stop_ids=sampling.stop_ids(self.tokenizer, end),
         )
 
-    def score(self, rollout: Rollout) -> tuple[Tensor, Tally]:
-        """Scores [B] or [B, T] as the update sees them, before clipping, and the raw figures."""
+    def score(self, rollout: Rollout) -> tuple[Tensor, Scores, Tally]:
+        """Scores [B] or [B, T] as the update sees them, before clipping; what the reward model said; figures of it."""
         raw, mask = self.scorer(rollout), rollout.mask
         tally = Tally()
         tally.mean("reward/score", per_response(raw.total, mask))
@@ -101,8 +114,8 @@ class OnlineTrainer:
             tally.mean(f"reward/{name}", values)
         scores = raw.total if self.normalization is None else self.normalization(raw.total, mask)
         if penalty := self.algorithm.missing_end_penalty:
-            scores = take_off(scores, penalty * (~rollout.ended).to(scores.dtype), mask)
-        return scores, tally
+            scores = add_at_end(scores, -penalty * (~rollout.ended).to(scores.dtype), mask)
+        return scores, raw, tally
 
     def _measure_scores(self) -> None:
         """Mean and deviation of the starting policy's scores, once, where the settings ask for them."""
@@ -164,7 +177,7 @@ class OnlineTrainer:
     def assess(self, rollout: Rollout) -> Experience:
         """Scores, log-probabilities, values and advantages of a rollout."""
         settings, start = self.algorithm, time.perf_counter()
-        scores, tally = self.score(rollout)
+        scores, raw, tally = self.score(rollout)
         old_logprobs, mask = rollout.rollout_logprobs, rollout.mask
         if settings.rescore:
             found = self.infer(self.policy, rollout, ("logprobs", "entropy"))
@@ -190,7 +203,7 @@ class OnlineTrainer:
         )
         describe(tally, rollout, scored, batch)
         tally.sum("time/score", time.perf_counter() - start)
-        return Experience(rollout, scored, batch, tally)
+        return Experience(rollout, raw, scored, batch, tally)
 
     # ------------------------------------------------------------------------------------------------------- update
 
@@ -239,6 +252,10 @@ class OnlineTrainer:
             tally.sum("kl/coef", self.controller.coef)
             total, count = experience.metrics.means["kl/sequence"]
             self.controller.update(total / count, len(batch))
+        if self.normalization is not None:
+            tally.sum("normalisation/mean", self.normalization.mean)
+            tally.sum("normalisation/std", self.normalization.std)
+            self.normalization.observe(per_response(experience.raw.total, experience.rollout.mask))
         self.iteration += 1
         return {"step": self.steps, "iteration": self.iteration, **tally.compute(), **mean_of(steps)}
 

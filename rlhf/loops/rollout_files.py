@@ -31,6 +31,7 @@ def experience_rows(experience: Experience, count: int) -> list[dict[str, Any]]:
     }
     for index, row in enumerate(rows):
         row["score"] = float(experience.scored.scores[index])
+        row |= {f"reward/{name}": float(values[index]) for name, values in experience.raw.parts.items()}
         for name, tensor in per_token.items():
             if tensor is not None:
                 row[name] = tensor[index][rollout.mask[index]].tolist()

@@ -1,45 +1,98 @@
 """Shift and scale of scores, per response and per token."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 
-from rlhf.algorithms.normalization import ScoreNormalization, per_response, take_off
+from rlhf.algorithms.functional.rewards import per_response
+from rlhf.algorithms.normalization import LiveNormalization, ScoreNormalization
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 PER_TOKEN = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 99.0]])
 
 
-def test_scores_per_token_are_added_up():
-    assert per_response(PER_TOKEN, MASK).tolist() == [4.0, 2.0]
-    assert per_response(torch.tensor([1.0, 2.0]), MASK).tolist() == [1.0, 2.0]
+def alone(value: float) -> float:
+    return value
 
 
-def test_an_amount_is_taken_off_the_last_real_token():
-    amount = torch.tensor([0.5, 1.0])
-    assert take_off(torch.tensor([1.0, 2.0]), amount, MASK).tolist() == [0.5, 1.0]
-    assert take_off(PER_TOKEN, amount, MASK).tolist() == [[1.0, 0.0, 2.5], [2.0, -1.0, 99.0]]
-    assert PER_TOKEN[0, 2] == 3.0
+def live(**settings) -> LiveNormalization:
+    return ScoreNormalization(**settings).build(alone)
 
 
 def test_measured_once_and_kept():
-    live = ScoreNormalization(samples=4).build()
-    assert (live.mean, live.std, live.measured, live.samples) == (0.0, 1.0, False, 4)
-    live.measure(torch.tensor([1.0, 3.0, 5.0, 7.0]))  # mean 4, sample deviation √(20/3)
-    assert live.mean == 4 and live.std == pytest.approx(2.5819889) and live.measured
-    assert live(torch.tensor([4.0, 6.5819889]), MASK).tolist() == [0.0, pytest.approx(1.0)]
-    again = ScoreNormalization().build()
-    again.load_state_dict(live.state_dict())
-    assert (again.mean, again.std, again.measured) == (live.mean, live.std, True)
+    fixed = live(samples=4)
+    assert (fixed.mean, fixed.std, fixed.measured, fixed.samples) == (0.0, 1.0, False, 4)
+    fixed.measure(torch.tensor([1.0, 3.0, 5.0, 7.0]))  # mean 4, sample deviation √(20/3)
+    assert fixed.mean == 4 and fixed.std == pytest.approx(2.5819889) and fixed.measured
+    assert fixed(torch.tensor([4.0, 6.5819889]), MASK).tolist() == [0.0, pytest.approx(1.0)]
+    fixed.observe(torch.tensor([100.0, 200.0]))
+    assert fixed.mean == 4
+    again = live()
+    again.load_state_dict(fixed.state_dict())
+    assert (again.mean, again.std, again.measured) == (fixed.mean, fixed.std, True)
 
 
 def test_scores_per_token_are_shifted_once_per_response():
-    live = ScoreNormalization(samples=2).build()
-    live.load_state_dict({"mean": 2.0, "std": 2.0, "measured": True})
-    assert per_response(live(PER_TOKEN, MASK), MASK).tolist() == [1.0, 0.0]  # (4 − 2) / 2, (2 − 2) / 2
+    fixed = live(samples=2)
+    fixed.load_state_dict({"number": 2.0, "mean": 2.0, "square_sum": 4.0})  # deviation 2
+    assert per_response(fixed(PER_TOKEN, MASK), MASK).tolist() == [1.0, 0.0]  # (4 − 2) / 2, (2 − 2) / 2
+
+
+def test_running_statistics_are_those_of_the_whole_stream():
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(1e6, 3.0, size) for size in (16, 1, 8, 8, 33)]  # a mean that sums of squares would drown in
+    running = live(running=True)
+    running.measure(torch.tensor(batches[0]))
+    for seen in range(1, len(batches)):
+        before = np.concatenate(batches[:seen])
+        assert running.mean == pytest.approx(before.mean(), rel=1e-14)
+        assert running.std == pytest.approx(before.std(ddof=1), rel=1e-9)
+        running.observe(torch.tensor(batches[seen]))
+    assert running.std == pytest.approx(np.concatenate(batches).std(ddof=1), rel=1e-9)
+
+
+def test_running_statistics_resume_exactly():  # case D7
+    first, batches = live(running=True), torch.randn(3, 8).double().unbind()
+    first.measure(batches[0])
+    second = live(running=True)
+    second.load_state_dict(first.state_dict())
+    for batch in batches[1:]:
+        first.observe(batch)
+        second.observe(batch)
+    assert first.state_dict() == second.state_dict()
+
+
+def test_all_ranks_share_the_statistics():
+    """Two ranks in two threads; ``total`` is a sum over both."""
+    barrier, given = threading.Barrier(2), [0.0, 0.0]
+
+    def rank(number: int) -> LiveNormalization:
+        def total(value: float) -> float:
+            given[number] = value
+            barrier.wait(timeout=10)
+            answer = sum(given)
+            barrier.wait(timeout=10)
+            return answer
+
+        mine = ScoreNormalization(running=True).build(total)
+        mine.measure(shares[0][number])
+        mine.observe(shares[1][number])
+        return mine
+
+    scores = torch.randn(2, 20).double()
+    shares = [[scores[0, :4], scores[0, 4:]], [scores[1, :19], scores[1, 19:]]]
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(rank, range(2))
+    assert one.state_dict() == two.state_dict()
+    assert one.mean == pytest.approx(float(scores.mean()))
+    assert one.std == pytest.approx(float(scores.flatten().std()))
 
 
 def test_equal_scores_give_nothing_to_divide_by():
-    with pytest.raises(ValueError, match=r"all 3 responses .* score 2\.0"):
-        ScoreNormalization().build().measure(torch.full((3,), 2.0))
-    with pytest.raises(ValueError, match="samples: 1"):
+    with pytest.raises(ValueError, match=r"all 3 responses .* score 2,"):
+        live().measure(torch.full((3,), 2.0))
+    with pytest.raises(ValueError, match="samples is 1"):
         ScoreNormalization(samples=1)

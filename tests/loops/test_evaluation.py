@@ -10,6 +10,7 @@ from rlhf.algorithms.ppo import Evaluation
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.loops.evaluation import Evaluator, distinct, response_ids
 from rlhf.loops.online import OnlineTrainer
+from rlhf.models.rewards import Ensemble, LengthPenalty, Weighted
 
 
 def evaluator(directory, **settings):
@@ -63,6 +64,20 @@ def test_other_sampling_is_used_for_samples_stops_and_kl(tmp_path):
         for engine in (trainer.policy, trainer.reference)
     )
     assert found == pytest.approx(float((policy - reference).sum(1).mean()), rel=1e-5)
+
+
+def test_parts_of_the_reward_and_of_judges(tmp_path):
+    penalty = LengthPenalty(target=2, per_token=1.0)
+    summed = Weighted(models={"letters": tiny_runs.LETTERS, "length": penalty}, weights={"letters": 1.0, "length": 0.5})
+    judges = {"both": Ensemble(models={"a": tiny_runs.LETTERS, "b": penalty})}
+    settings = Evaluation(every=1, prompts=4, rewards=judges)
+    figures = evaluator(tmp_path, reward=summed, evaluation=settings)[1](tmp_path / "a.jsonl")
+    assert figures["eval/score/letters"] + 0.5 * figures["eval/score/length"] == pytest.approx(figures["eval/score"])
+    assert figures["eval/both_score/a"] == figures["eval/score/letters"]
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    spread = [abs(row["both_score/a"] - row["both_score/b"]) / 2 for row in rows]
+    assert [row["both_score/disagreement"] for row in rows] == pytest.approx(spread)
+    assert figures["eval/both_score/disagreement"] == pytest.approx(sum(spread) / 4)
 
 
 def test_when_it_is_due(tmp_path):

@@ -7,6 +7,7 @@ import tiny_runs
 
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, rollout_rows, write_rows
+from rlhf.models.rewards import Ensemble, LengthPenalty
 
 
 def test_rows_have_figures_of_real_tokens_only(tmp_path):
@@ -20,6 +21,18 @@ def test_rows_have_figures_of_real_tokens_only(tmp_path):
         assert row["score"] == pytest.approx(sum(row["rewards"]))
         assert "ref_logprobs" not in row  # there is no reference without a KL
         assert row["tokens"] == experience.rollout.sequences.response_ids[index, :length].tolist()
+
+
+def test_rows_have_the_parts_of_their_score(tmp_path):
+    ensemble = Ensemble(models={"a": tiny_runs.LETTERS, "b": LengthPenalty(target=2, per_token=1.0)}, combine="min")
+    trainer = OnlineTrainer(tiny_runs.ppo(reward=ensemble, missing_end_penalty=1.0), tiny_runs.context(tmp_path))
+    experience = trainer.generate_experience()
+    for row in experience_rows(experience, 8):
+        letters, penalty = row["reward/a"], row["reward/b"]
+        assert row["reward/disagreement"] == pytest.approx(abs(letters - penalty) / 2)  # of two, half their distance
+        assert row["score"] == min(letters, penalty) - (not row["ended"])  # what was taken off is no part
+    figures = experience.metrics.compute()
+    assert figures["reward/disagreement"] == pytest.approx(float(experience.raw.parts["disagreement"].mean()))
 
 
 def test_writing_replaces(tmp_path):

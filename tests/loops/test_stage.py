@@ -29,7 +29,7 @@ def short(**settings):
         "mixture": Mixture(data=tiny_runs.data("text", eval_rows=0), gradient_every=3),
         "averaging": EMA(decay=0.9),
         "kl": KL(controller=Adaptive(target=1.0, horizon=50)),
-        "score_normalization": ScoreNormalization(samples=16),
+        "score_normalization": ScoreNormalization(samples=16, running=True),
         "schedule": CosineDecay(),
         "evaluation": Evaluation(every=2, prompts=4, rewards={"letters": tiny_runs.LETTERS}),
         "iterations": 4,

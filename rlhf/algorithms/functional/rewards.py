@@ -1,4 +1,4 @@
-"""Rewards per token from a score and a KL penalty."""
+"""Rewards per token from a score and a KL penalty; scores may be given per response or per token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from torch import Tensor
 from rlhf.algorithms.functional import kl as _kl
 from rlhf.algorithms.functional._shared import check_dims, check_mask, check_same_shape, keep, to_float
 from rlhf.algorithms.functional.masking import last_index
+
+
+def _check_scores(scores: Tensor, mask: Tensor) -> None:
+    if scores.ndim == 1:
+        check_same_shape(scores=scores, rows_of_mask=mask.any(dim=1))
+    else:
+        check_mask(mask, scores=scores)
 
 
 def shape_rewards(
@@ -45,10 +52,7 @@ def shape_rewards(
     """
     check_dims("B T", old_logprobs=old_logprobs)
     check_mask(mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
-    if scores.ndim == 1:
-        check_same_shape(scores=scores, rows_of_mask=mask.any(dim=1))
-    else:
-        check_mask(mask, scores=scores)
+    _check_scores(scores, mask)
     if not kl_coef >= 0:
         raise ValueError(f"A negative kl_coef would reward drift, it is {kl_coef}.")
     if score_clip is not None and not score_clip > 0:
@@ -65,3 +69,46 @@ def shape_rewards(
         rewards = rewards.clamp(-score_clip, score_clip)
     penalty = _kl.estimate(kl, old_logprobs.detach(), ref_logprobs.detach(), mask=mask)
     return rewards if kl_coef == 0 else rewards - kl_coef * penalty
+
+
+def per_response(scores: Tensor, mask: Tensor) -> Tensor:
+    """Score of each response: scores per token are added up.
+
+    Args:
+        scores: [B], or [B, T] whose masked slots may hold anything.
+        mask: [B, T] bool.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: shapes differ or the mask is not bool.
+    """
+    _check_scores(scores, mask)
+    return scores if scores.ndim == 1 else keep(scores, mask).sum(1)
+
+
+def add_at_end(scores: Tensor, amount: Tensor, mask: Tensor) -> Tensor:
+    """Add an amount to each response's score; where scores are per token, to that of the last real token.
+
+    The sum over a response grows by the amount in both cases, and `shape_rewards` puts it on the same token. A row
+    without a real token stays as it is where scores are per token.
+
+    Args:
+        scores: [B] or [B, T].
+        amount: [B], in units of the scores.
+        mask: [B, T] bool.
+
+    Returns:
+        Shape of `scores`.
+
+    Raises:
+        ValueError: shapes differ or the mask is not bool.
+    """
+    _check_scores(scores, mask)
+    check_same_shape(amount=amount, rows_of_mask=mask.any(dim=1))
+    if scores.ndim == 1:
+        return scores + amount
+    position = torch.arange(mask.shape[1], device=mask.device)
+    is_last = position[None, :] == last_index(mask)[:, None]
+    return torch.where(is_last, scores + amount[:, None].to(scores.dtype), scores)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Float32, jaxtyped
 from torch import Tensor
 
 from rlhf.algorithms.functional.advantages import returns
-from rlhf.algorithms.functional.rewards import shape_rewards
+from rlhf.algorithms.functional.rewards import add_at_end, per_response, shape_rewards
 
 NAN, INF = float("nan"), float("inf")
 
@@ -148,3 +148,36 @@ def test_arguments_are_not_written_to():
     assert scores.tolist() == [2.0] and torch.equal(mask, THREE)
     torch.testing.assert_close(old, OLD, equal_nan=True, rtol=0, atol=0)
     torch.testing.assert_close(ref, REF, equal_nan=True, rtol=0, atol=0)
+
+
+# --------------------------------------------------------------------------------- scores per response and per token
+
+TWO = bits("111 110")
+PER_TOKEN = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, NAN]])
+
+
+def test_scores_per_token_are_added_up():
+    assert per_response(PER_TOKEN, TWO).tolist() == [4.0, 2.0]
+    assert per_response(torch.tensor([1.0, 2.0]), TWO).tolist() == [1.0, 2.0]
+
+
+def test_an_amount_is_added_to_the_last_real_token():
+    amount = torch.tensor([-0.5, -1.0])
+    assert add_at_end(torch.tensor([1.0, 2.0]), amount, TWO).tolist() == [0.5, 1.0]
+    found = add_at_end(PER_TOKEN, amount, TWO)
+    assert found[0].tolist() == [1.0, 0.0, 2.5] and found[1, :2].tolist() == [2.0, -1.0] and found[1, 2].isnan()
+    assert PER_TOKEN[0, 2] == 3.0
+    hole = add_at_end(torch.zeros(2, 3), amount, bits("101 000"))
+    assert hole.tolist() == [[0.0, 0.0, -0.5], [0.0, 0.0, 0.0]]  # no real token, nothing to add to
+
+
+@pytest.mark.parametrize(("scores", "amount"), [
+    (torch.zeros(3), torch.zeros(2)), (torch.zeros(2, 2), torch.zeros(2)), (torch.zeros(2), torch.zeros(1)),
+    (torch.zeros(2, 3), torch.zeros(2, 3)), (torch.zeros(1, 3), torch.zeros(2)),
+])  # fmt: skip
+def test_shapes_that_differ_are_refused(scores, amount):
+    with pytest.raises(ValueError, match="must have the same shape"):
+        add_at_end(scores, amount, TWO)
+    if amount.shape == (2,) and scores.shape != (2,):
+        with pytest.raises(ValueError, match="must have the same shape"):
+            per_response(scores, TWO)

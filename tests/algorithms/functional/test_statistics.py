@@ -1,9 +1,11 @@
-"""Explained variance."""
+"""Explained variance, and statistics of a stream."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
-from rlhf.algorithms.functional.statistics import explained_variance
+from rlhf.algorithms.functional.statistics import Moments, explained_variance, merge_moments
 
 NAN, INF = float("nan"), float("inf")
 MASK = torch.tensor([[True, True, True, False]])
@@ -54,3 +56,22 @@ def test_arguments_are_not_written_to():
     explained_variance(values, returns, MASK)
     torch.testing.assert_close(values, RETURNS, equal_nan=True, rtol=0, atol=0)
     torch.testing.assert_close(returns, RETURNS, equal_nan=True, rtol=0, atol=0)
+
+
+def moments_of(values: list[float]) -> Moments:
+    mean = float(np.mean(values)) if values else 0.0
+    return Moments(float(len(values)), mean, float(np.square(np.array(values) - mean).sum()))
+
+
+def test_two_sets_together_by_hand():
+    # 1, 3 and 8: means 2 and 8, δ = 6; mean 2 + 6/3 = 4; 2 + 0 + 36 · 2 · 1 / 3 = 26 = 9 + 1 + 16
+    assert merge_moments(Moments(2, 2, 2), Moments(1, 8, 0)) == Moments(3, 4, 26)
+
+
+@given(*[st.lists(st.floats(-1e6, 1e6), max_size=8)] * 2)
+def test_two_sets_are_as_one(a, b):
+    together = moments_of(a + b)
+    found = merge_moments(moments_of(a), moments_of(b))
+    assert found.number == together.number
+    assert found.mean == pytest.approx(together.mean, rel=1e-9, abs=1e-6)
+    assert found.square_sum == pytest.approx(together.square_sum, rel=1e-9, abs=1e-3)

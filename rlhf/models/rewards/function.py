@@ -1,0 +1,127 @@
+"""A Python function of the texts as reward."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlhf.errors import UserError
+from rlhf.interfaces import Engine, RewardModel, Scorer
+from rlhf.models.rewards.answers import finite_numbers
+from rlhf.types import Prompts, Rollout, Scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Imported:
+    """A function found by its import path, its signature checked against what it will be given.
+
+    Args:
+        path: Import path.
+        arguments: Fixed keyword arguments; they take precedence over columns of the same name.
+        given: Names of the lists that each call gives.
+
+    Raises:
+        UserError: there is no such function, or it does not take the arguments.
+    """
+
+    def __init__(self, path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
+        self.path = path
+        self.arguments = arguments
+        module, _, name = path.rpartition(".")
+        try:
+            self.function = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"function: {path} cannot be imported ({error}); check the path") from error
+        if not callable(self.function):
+            raise UserError(f"function: {path} is {self.function!r}; give something that can be called")
+        parameters = inspect.signature(self.function).parameters
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self.accepted = set(named)
+        self.required = {n for n, p in named.items() if p.default is p.empty}
+        for argument in (*given, *arguments):
+            if not (self.takes_all or argument in self.accepted):
+                near = difflib.get_close_matches(argument, sorted(self.accepted), 1)
+                hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(self.accepted)) or 'none'}"
+                raise UserError(f"function: {path} takes no argument {argument}; {hint}")
+
+    def __call__(self, prompts: Prompts, given: Mapping[str, list[Any]]) -> Any:
+        """Its answer to the given lists and those columns that it names in its signature.
+
+        Raises:
+            UserError: it needs an argument that is nowhere.
+            RuntimeError: it raised.
+        """
+        columns = {n: list(v) for n, v in prompts.columns.items() if self.takes_all or n in self.accepted}
+        everything = columns | dict(self.arguments) | dict(given)
+        if missing := sorted(self.required - set(everything)):
+            raise UserError(
+                f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
+                f"data; columns there: {', '.join(sorted(prompts.columns)) or 'none'}"
+            )
+        try:
+            return self.function(**everything)
+        except Exception as error:  # foreign code may raise anything; its own traceback stays above this message
+            raise RuntimeError(
+                f"function: {self.path} raised {type(error).__name__} on {len(prompts)} responses: {error}"
+            ) from error
+
+
+def check_function(path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Refuses what can be no import path, and arguments that each call gives itself."""
+    if not all(part.isidentifier() for part in path.split(".")) or "." not in path:
+        raise UserError(f"function: {path!r} is no import path; write module.function")
+    if taken := set(given) & set(arguments):
+        raise UserError(f"arguments: {min(taken)} is given by the rollout; name the argument otherwise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionReward(RewardModel):
+    """A Python function of the texts, called once per rollout with all B responses.
+
+    The call is ``function(prompts=[…], responses=[…], **columns, **arguments)``, lists of B entries: columns are those
+    further columns of the data source that the function names in its signature (all of them if it takes ``**kwargs``).
+    It answers B numbers.
+
+    Args:
+        function: Import path such as my_rewards.length, from an installed package or the folder where the command runs.
+        arguments: Further keyword arguments; they take precedence over columns of the same name.
+    """
+
+    function: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_function(self.function, self.arguments, ("prompts", "responses"))
+
+    def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
+        """Imports the function; neither engine nor tokenizer is needed.
+
+        Raises:
+            UserError: there is no such function, or it does not take the arguments.
+        """
+        return FunctionScorer(Imported(self.function, self.arguments, ("prompts", "responses")))
+
+    def check_inputs(self) -> None:
+        Imported(self.function, self.arguments, ("prompts", "responses"))
+
+
+class FunctionScorer(Scorer):
+    """A function of prompts and responses."""
+
+    def __init__(self, function: Imported) -> None:
+        self.function = function
+
+    def __call__(self, rollout: Rollout) -> Scores:
+        responses = list(rollout.text)
+        answer = self.function(rollout.prompts, {"prompts": list(rollout.prompts.text), "responses": responses})
+        scores = finite_numbers(answer, responses, f"function: {self.function.path}")
+        return Scores(torch.tensor(scores, dtype=torch.float32, device=rollout.sequences.ids.device))
