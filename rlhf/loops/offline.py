@@ -137,7 +137,7 @@ class OfflineTrainer(Generic[M]):
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
-            StageProgress(self.context.name, self.total_steps, console=self.context.console) as progress,
+            self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
             for line in self.data.describe():
@@ -149,16 +149,24 @@ class OfflineTrainer(Generic[M]):
                 figures |= {"data/rows_dropped": self.data.rows_dropped, "memory/peak_gb": peak_memory_gb()}
                 metrics.write(figures)
                 last |= figures
-                if self._due(self.algorithm.eval_every) or self.engine.steps == self.total_steps:
+                evaluated = self._due(self.algorithm.eval_every) or self.engine.steps == self.total_steps
+                if evaluated:
                     last |= self._write_evaluation(metrics)
-                progress.update(self.engine.steps, brief(last, SHOWN))
-                if self._due(self.algorithm.save_every):
+                progress.update(self.engine.steps, brief(last, SHOWN), line=evaluated)
+                stopping = self.context.stop.signal is not None and self.engine.steps < self.total_steps
+                if stopping or self._due(self.algorithm.save_every):
                     self.checkpoints.save(self.engine.steps, {**self.state_dict(), "metrics": metrics.position()})
+                if stopping:
+                    raise self.context.stop.stopped(f"step {self.engine.steps} of {self.total_steps} is saved")
             conclusion = self.algorithm.conclude(self.engine, self.heldout)
             if conclusion:
                 metrics.write({"step": self.engine.steps, **conclusion})
             self.save()
         return last
+
+    def _progress(self) -> StageProgress:
+        name, console = self.context.name, self.context.console
+        return StageProgress(name, self.total_steps, done=self.engine.steps, console=console)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.engine.steps % every == 0 and self.engine.steps < self.total_steps

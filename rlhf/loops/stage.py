@@ -42,7 +42,7 @@ class OnlineStage:
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
-            StageProgress(self.context.name, self.algorithm.iterations, console=self.context.console) as progress,
+            self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
             self._announce(progress)
@@ -51,12 +51,15 @@ class OnlineStage:
             while trainer.iteration < self.algorithm.iterations:
                 last |= self._iterate(metrics)
                 last |= self._evaluate(metrics)
-                progress.update(trainer.iteration, brief(last, SHOWN))
-                every = self.algorithm.save_every
-                if every and trainer.iteration % every == 0 and trainer.iteration < self.algorithm.iterations:
-                    self._save_checkpoint(metrics)
+                progress.update(trainer.iteration, brief(last, SHOWN), line=True)
+                if trainer.iteration < self.algorithm.iterations:
+                    self._save_if_due(metrics)
             self.save()
         return last
+
+    def _progress(self) -> StageProgress:
+        name, console = self.context.name, self.context.console
+        return StageProgress(name, self.algorithm.iterations, done=self.trainer.iteration, console=console)
 
     def _announce(self, progress: StageProgress) -> None:
         name, settings = self.context.name, self.algorithm
@@ -95,6 +98,15 @@ class OnlineStage:
         if count := self.algorithm.save_rollouts:
             path = self.rollouts / f"iteration_{self.trainer.iteration:06d}.jsonl"
             write_rows(path, experience_rows(experience, count))
+
+    def _save_if_due(self, metrics: MetricsFile) -> None:
+        """A checkpoint where the settings ask for one, or somebody asks to stop; then the stage ends here."""
+        iteration, every, stop = self.trainer.iteration, self.algorithm.save_every, self.context.stop
+        stopping = stop.signal is not None
+        if stopping or (every and iteration % every == 0):
+            self._save_checkpoint(metrics)
+        if stopping:
+            raise stop.stopped(f"iteration {iteration} of {self.algorithm.iterations} is saved")
 
     def _save_checkpoint(self, metrics: MetricsFile) -> None:
         state: dict[str, Any] = {
