@@ -43,8 +43,8 @@ def guarded(command: Callable[[], int]) -> int:
 
     Returns:
         The command's own code; 2 for a config that is wrong, 1 for another ``UserError`` or what the system refuses
-        (a full disk, a file that may not be read), 130 after Ctrl-C, 143 after SIGTERM. Other exceptions are bugs and pass with their
-        traceback, as all do where ``RLHF_TRACEBACK=1``.
+        (a full disk, a file that may not be read), 130 after Ctrl-C, 143 after SIGTERM. Other exceptions are bugs and
+        pass with their traceback, as all do where ``RLHF_TRACEBACK=1``.
     """
     try:
         with sigterm_raises():

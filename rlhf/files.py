@@ -68,10 +68,21 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields where to write a file that takes the path's place when the block ends without an error."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
 def atomic_text(path: Path, text: str) -> None:
     """Writes a file whole, in place of an older one."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -72,7 +72,8 @@ def test_asked_during_the_last_step_a_stage_is_finished_first(whole, tmp_path):
     with pytest.raises(Stopped, match="stopped by SIGINT; stage sft is finished, and the same command continues"):
         pipeline(tmp_path, tiny_runs.SignalAt(stage="sft", step=4, number=int(signal.SIGINT))).run()
     assert (tmp_path / "toy" / "sft" / "done.json").exists() and not (tmp_path / "toy" / "reward").exists()
-    pipeline(tmp_path, tiny_runs.SignalAt(stage="ppo", step=4, number=int(signal.SIGINT))).run()  # too late to stop anything
+    # in the last stage that is too late to stop anything
+    pipeline(tmp_path, tiny_runs.SignalAt(stage="ppo", step=4, number=int(signal.SIGINT))).run()
     same(tmp_path / "toy", whole)
 
 

@@ -14,6 +14,7 @@ from rlhf.data.stream import Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.errors import UserError
 from rlhf.loops.context import StageContext
+from rlhf.loops.nan_dump import nan_dumped
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.tokenizer import pad_id
 from rlhf.progress import StageProgress, brief
@@ -106,7 +107,8 @@ class OfflineTrainer(Generic[M]):
             tally.merge(self.algorithm.loss(output, batch)[1])
         figures = {f"eval/{name}": value for name, value in self.algorithm.engine.reduce(tally).compute().items()}
         if self.algorithm.form == "demonstration" and "eval/loss" in figures:
-            figures["eval/perplexity"] = math.exp(figures["eval/loss"])
+            loss = figures["eval/loss"]
+            figures["eval/perplexity"] = math.exp(loss) if loss < 709 else math.inf  # beyond, math.exp raises
         return figures
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,6 +139,7 @@ class OfflineTrainer(Generic[M]):
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
+            nan_dumped(self.context.directory, self.algorithm),
             self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.normalization import per_response, take_off
+from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.collate import collate_labelled, collate_prompts
 from rlhf.data.stream import Stream
@@ -20,7 +21,7 @@ from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
 from rlhf.loops.actors import build_learners, build_reference
 from rlhf.loops.context import StageContext
-from rlhf.loops.figures import compare_gradients, describe, mean_of
+from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import Batch, Experience, Labelled, LossTerm, Outputs, Prompts, Rollout, Scored, Selectable, Tally
@@ -95,6 +96,7 @@ class OnlineTrainer:
     def score(self, rollout: Rollout) -> tuple[Tensor, Tally]:
         """Scores [B] or [B, T] as the update sees them, before clipping, and the raw figures."""
         raw, mask = self.scorer(rollout), rollout.mask
+        check_scores(rollout, raw)
         tally = Tally()
         tally.mean("reward/score", per_response(raw.total, mask))
         for name, values in raw.parts.items():
@@ -110,7 +112,9 @@ class OnlineTrainer:
             return
         prompts = collate_prompts(self._stream("normalization").next(self.normalization.samples))
         rollout = self.sample(prompts, seed=self.context.seed_for("normalization"))
-        self.normalization.measure(per_response(self.scorer(rollout).total, rollout.mask))
+        raw = self.scorer(rollout)
+        check_scores(rollout, raw)
+        self.normalization.measure(per_response(raw.total, rollout.mask))
         critic = self.algorithm.used_critic
         if self.critic is not None and critic is not None and critic.starts_as_reward_model:
             # Left in the reward model's units, its first errors would be one large constant at every end token.
@@ -290,10 +294,7 @@ class OnlineTrainer:
         compare = mixture.gradient_every > 0 and self.policy.steps % mixture.gradient_every == 0
         before = self.policy.gradient() if compare else []
 
-        def loss(outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:
-            return [mixture.term(outputs, batch)], Tally()
-
-        parts = texts.split(engine.rows_at_once)
+        parts, loss = texts.split(engine.rows_at_once), functools.partial(_mixture_loss, mixture)
         tally.merge(self.policy.accumulate(parts, loss, {"mixture": count}, want=("logprobs",)))
         return compare_gradients(self.policy, before) if compare else {}
 
@@ -313,6 +314,10 @@ class OnlineTrainer:
             part = getattr(self, name)
             if part is not None:
                 part.load_state_dict(state[name])
+
+
+def _mixture_loss(mixture: Mixture, outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:
+    return [mixture.term(outputs, batch)], Tally()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from rlhf.algorithms.ppo import PPO
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
 from rlhf.loops.evaluation import Evaluator
+from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
 from rlhf.metrics import MetricsFile, peak_memory_gb
@@ -42,6 +43,7 @@ class OnlineStage:
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
+            nan_dumped(self.context.directory, self.algorithm),
             self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])

@@ -64,7 +64,10 @@ def test_offline_mode_asks_nobody(online, monkeypatch):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda: Pretrained(path="no-such-model").check_inputs(), "no-such-model is no folder in .*hub does not answer"),
+        (
+            lambda: Pretrained(path="no-such-model").check_inputs(),
+            "no-such-model is no folder in .* does not answer",
+        ),
         (lambda: Pretrained(path="no/such-model").build(lambda: (), seed=1), "no/such-model is no folder in "),
         (lambda: Hub(name="nobody/nothing").load(), "nobody/nothing: cannot be loaded from the hub"),
     ],
