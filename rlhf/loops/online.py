@@ -22,6 +22,7 @@ from rlhf.interfaces import LiveEngine
 from rlhf.loops.actors import build_learners, build_reference
 from rlhf.loops.context import StageContext
 from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
+from rlhf.loops.replay import open_replay
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import Batch, Experience, Labelled, LossTerm, Outputs, Prompts, Rollout, Scored, Selectable, Tally
@@ -61,6 +62,9 @@ class OnlineTrainer:
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase)
         self.stream = self._stream("order")
         self.mixture = self._build_mixture()
+        self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
+        self.measured: Rollout | None = None
+        """The rollouts that the normalisation of scores was measured on, once they are."""
 
     def _stream(self, purpose: str) -> Stream[Any]:
         return Stream(self.data.train, self.algorithm.data.blender, seed=self.context.seed_for(purpose))
@@ -110,8 +114,12 @@ class OnlineTrainer:
         """Mean and deviation of the starting policy's scores, once, where the settings ask for them."""
         if self.normalization is None or self.normalization.measured:
             return
-        prompts = collate_prompts(self._stream("normalization").next(self.normalization.samples))
-        rollout = self.sample(prompts, seed=self.context.seed_for("normalization"))
+        if self.stored is not None:
+            rollout = self.stored.normalization(self.normalization.samples)
+        else:
+            prompts = collate_prompts(self._stream("normalization").next(self.normalization.samples))
+            rollout = self.sample(prompts, seed=self.context.seed_for("normalization"))
+        self.measured = rollout
         raw = self.scorer(rollout)
         check_scores(rollout, raw)
         self.normalization.measure(per_response(raw.total, rollout.mask))
@@ -145,25 +153,35 @@ class OnlineTrainer:
         return found["values"], found["scores"].masked_fill(rollout.ended, 0.0)
 
     def generate_experience(self, prompts: Prompts | None = None) -> Experience:
-        """Samples responses, scores them and computes advantages; the weights do not move.
+        """Samples responses (or replays stored ones), scores them and computes advantages; the weights do not move.
 
         Args:
             prompts: One per group; each is answered ``samples_per_prompt`` times. None takes the next of the data.
         """
         self._measure_scores()
         start = time.perf_counter()
-        prompts = self.next_prompts() if prompts is None else prompts
-        group = self.algorithm.samples_per_prompt
-        rollout = self.sample(
-            prompts.repeat(group), seed=self.context.seed_for("rollouts"), first_counter=self.responses
+        replayed = self.stored is not None and prompts is None
+        rollout = (
+            self._next_stored() if replayed else self._respond(self.next_prompts() if prompts is None else prompts)
         )
-        rollout = dataclasses.replace(rollout, groups=torch.arange(len(prompts)).repeat_interleave(group))
         self.responses += len(rollout)
         seconds = time.perf_counter() - start
         experience = self.assess(rollout)
         experience.metrics.sum("time/rollout", seconds)
-        experience.metrics.sum("throughput/rollout_tokens_per_s", float(rollout.mask.sum()) / seconds)
+        if not replayed:
+            experience.metrics.sum("throughput/rollout_tokens_per_s", float(rollout.mask.sum()) / seconds)
         return experience
+
+    def _respond(self, prompts: Prompts) -> Rollout:
+        """A group of responses to each prompt."""
+        group = self.algorithm.samples_per_prompt
+        seed = self.context.seed_for("rollouts")
+        rollout = self.sample(prompts.repeat(group), seed=seed, first_counter=self.responses)
+        return dataclasses.replace(rollout, groups=torch.arange(len(prompts)).repeat_interleave(group))
+
+    def _next_stored(self) -> Rollout:
+        assert self.stored is not None
+        return self.stored.iteration(self.iteration + 1, self.algorithm.batch_size)
 
     def assess(self, rollout: Rollout) -> Experience:
         """Scores, log-probabilities, values and advantages of a rollout."""

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any, cast
 
 from rlhf.algorithms.ppo import PPO
+from rlhf.data.stored_rollouts import NORMALIZATION, exact_rows, iteration_file
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
 from rlhf.loops.evaluation import Evaluator
@@ -97,9 +98,16 @@ class OnlineStage:
         return figures
 
     def _write_rollouts(self, experience: Experience) -> None:
-        if count := self.algorithm.save_rollouts:
-            path = self.rollouts / f"iteration_{self.trainer.iteration:06d}.jsonl"
-            write_rows(path, experience_rows(experience, count))
+        count, trainer = self.algorithm.save_rollouts, self.trainer
+        if count == 0:
+            return
+        rows = experience_rows(experience, len(experience.batch) if count == "all" else count)
+        if count == "all":
+            rows = [{**row, **exact} for row, exact in zip(rows, exact_rows(experience.rollout), strict=True)]
+            if trainer.measured is not None:
+                write_rows(self.rollouts / NORMALIZATION, exact_rows(trainer.measured))
+                trainer.measured = None
+        write_rows(iteration_file(self.rollouts, trainer.iteration), rows)
 
     def _save_if_due(self, metrics: MetricsFile) -> None:
         """A checkpoint where the settings ask for one, or somebody asks to stop; then the stage ends here."""
