@@ -5,6 +5,7 @@ Imports nothing heavy, so that the environment is set before torch reads it.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -18,7 +19,7 @@ _DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loading
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "DATASETS_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "critical",  # it logs as an error what it then raises
     "HF_HUB_VERBOSITY": "error",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -69,4 +70,6 @@ def _message(error: Exception) -> str:
         count = len(error.problems)
         head = "1 problem in the config:" if count == 1 else f"{count} problems in the config:"
         return "\n".join([head, *(f"  {problem}" for problem in error.problems)])
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"Error: {error}. Make room, and run the same command again: a run continues from its newest checkpoint"
     return f"Error: {error}"

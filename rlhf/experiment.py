@@ -131,7 +131,12 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}); put it back, or remove the folder {path.parent} to run its stage anew"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

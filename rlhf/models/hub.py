@@ -1,9 +1,12 @@
-"""Asking the Hugging Face hub without waiting long for a network that is not there."""
+"""Reading models: refusals in our words, and no long wait for a Hugging Face hub that does not answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from rlhf.errors import UserError
 
 PATIENCE = 5.0
 """Seconds that the hub may take to answer at all."""
@@ -38,3 +41,29 @@ def hub_or_cache() -> Iterator[bool]:
         yield answers
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def reading(path: str | Path, *, local: bool) -> Iterator[None]:
+    """Whatever a library cannot read inside becomes a message that names the path.
+
+    Args:
+        path: What is read: a folder, or a name on the hub.
+        local: Whether it is a folder.
+
+    Raises:
+        UserError: the library raised anything else.
+    """
+    with nullcontext(True) if local else hub_or_cache() as answers:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # each format's reader raises its own errors, and they share no base
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if local:
+                text = f"cannot be read ({reason}); give the folder of a whole model, or save it again"
+            else:
+                hub = "the Hugging Face hub " + ("did not give it" if answers else "does not answer")
+                text = f"is no folder in {Path.cwd()}, and {hub} ({reason}); check the spelling"
+            raise UserError(f"path: {path} {text}") from error

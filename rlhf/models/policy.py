@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -14,7 +13,7 @@ import torch
 
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
-from rlhf.models.hub import hub_or_cache
+from rlhf.models.hub import reading
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
@@ -55,7 +54,7 @@ class Pretrained(Policy):
             return
         from transformers.utils import cached_file
 
-        with _refusals_told(path, local=False):
+        with reading(path, local=False):
             cached_file(path, "config.json")
 
     @no_progress_bars()
@@ -75,7 +74,7 @@ class Pretrained(Policy):
             if (Path(path) / HEAD_SETTINGS).exists():
                 raise UserError(f"path: {path} is a reward model or critic; give the folder of a language model")
         options = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
-        with _refusals_told(path, local):
+        with reading(path, local=local):
             config = AutoConfig.from_pretrained(path, **options)
             if self.dropout is not None:
                 _set_dropout(config, self.dropout)
@@ -139,19 +138,6 @@ def looks_local(path: str) -> bool:
     """Whether a path means a folder here. A hub name is ``name`` or ``owner/name``, where ``owner`` is no folder."""
     first, *rest = Path(path).parts or ("",)
     return path.startswith((".", "/", "~")) or path.endswith("/") or len(rest) > 1 or os.path.exists(first)
-
-
-@contextmanager
-def _refusals_told(path: str, local: bool) -> Iterator[None]:
-    """What the library cannot read, or the hub does not give, becomes a message; a hub that is silent, at once."""
-    with nullcontext(True) if local else hub_or_cache() as answers:
-        try:
-            yield
-        except OSError as error:
-            reason = str(error).strip().splitlines()[0]
-            hub = "the Hugging Face hub " + ("did not give it" if answers else "does not answer")
-            place = "cannot be read" if local else f"is no folder in {Path.cwd()}, and {hub}"
-            raise UserError(f"path: {path} {place} ({reason}); check the spelling") from error
 
 
 def _set_dropout(config: PreTrainedConfig, probability: float) -> None:
