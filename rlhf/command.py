@@ -5,26 +5,38 @@ Imports nothing heavy, so that the environment is set before torch reads it.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable
 
 from rlhf.errors import ConfigError, UserError
+from rlhf.interruption import Stopped, sigterm_raises
 
 _DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",  # waiting threads give the core back: decisive where processes share cores
     "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loading
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "DATASETS_VERBOSITY": "critical",  # it logs as an error what it then raises
+    "HF_HUB_VERBOSITY": "error",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
 }
+_THIRD_PARTIES = ("torch", "transformers", "datasets", "tokenizers", "huggingface_hub", "safetensors", "matplotlib")
 
 
 def prepare_environment() -> None:
-    """Sets what third parties read at import time, where the user has not set it."""
+    """Sets what third parties read at import time, where the user has not set it, and hides their warnings.
+
+    What they raise is not touched. Python's own switches (``-W``, ``PYTHONWARNINGS``) show the warnings again.
+    """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=rf"({'|'.join(_THIRD_PARTIES)})(\.|$)")
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -32,14 +44,15 @@ def guarded(command: Callable[[], int]) -> int:
 
     Returns:
         The command's own code; 2 for a config that is wrong, 1 for another ``UserError`` or what the system refuses
-        (a full disk, a file that may not be read), 130 after Ctrl-C. Other exceptions are bugs and pass with their
-        traceback, as all do where ``RLHF_TRACEBACK=1``.
+        (a full disk, a file that may not be read), 130 after Ctrl-C, 143 after SIGTERM. Other exceptions are bugs and
+        pass with their traceback, as all do where ``RLHF_TRACEBACK=1``.
     """
     try:
-        return command()
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        return 130
+        with sigterm_raises():
+            return command()
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "\nInterrupted.", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, Stopped) else 130
     except BrokenPipeError:  # who read the output has left, as `head` does; nothing more can be said there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -57,4 +70,6 @@ def _message(error: Exception) -> str:
         count = len(error.problems)
         head = "1 problem in the config:" if count == 1 else f"{count} problems in the config:"
         return "\n".join([head, *(f"  {problem}" for problem in error.problems)])
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"Error: {error}. Make room, and run the same command again: a run continues from its newest checkpoint"
     return f"Error: {error}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class UserError(ValueError):
@@ -22,7 +23,15 @@ class ConfigError(UserError):
 
 
 class NonFiniteError(UserError):
-    """A loss or gradient is NaN or infinite; the weights were left as they are."""
+    """A loss, gradient, logit or score is NaN or infinite; the weights were left as they are.
+
+    Attributes:
+        evidence: What it takes to see it again, by name; a stage saves it.
+    """
+
+    def __init__(self, text: str, evidence: Mapping[str, Any] | None = None) -> None:
+        super().__init__(text)
+        self.evidence = dict(evidence or {})
 
 
 def require(

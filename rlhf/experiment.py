@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from rlhf.errors import UserError
 from rlhf.files import atomic_text, only_one
 from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
+from rlhf.interruption import Stopped, StopRequest
 from rlhf.schema import model_paths
 
 RECORD = "stage.json"
@@ -128,7 +131,12 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}); put it back, or remove the folder {path.parent} to run its stage anew"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +198,7 @@ class Experiment:
             for output in algorithm.outputs()
         }
 
-    def run(self, *, overwrite: bool = False) -> dict[str, dict[str, float]]:
+    def run(self, *, overwrite: bool = False, console: Console | None = None) -> dict[str, dict[str, float]]:
         """Runs the stages that are not finished yet, and writes the settings to ``config.yaml``.
 
         A finished stage with the same settings, made from the same runs of earlier stages, is kept. One that was
@@ -199,11 +207,13 @@ class Experiment:
         Args:
             overwrite: Run stages anew that were made with other settings or from other runs of earlier stages; without
                 it that is an error.
+            console: Where progress is shown; None for the terminal, a quiet one for nowhere.
 
         Returns:
             The last figures of each stage.
 
         Raises:
+            Stopped: SIGINT or SIGTERM arrived; the stage was saved first, so that running again continues it.
             UserError: the settings have problems, or the folder holds a run of other settings.
         """
         import torch
@@ -213,9 +223,9 @@ class Experiment:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with only_one(self.directory):
-            return self._run_stages(overwrite)
+            return self._run_stages(overwrite, console or Console(highlight=False))
 
-    def _run_stages(self, overwrite: bool) -> dict[str, dict[str, float]]:
+    def _run_stages(self, overwrite: bool, console: Console) -> dict[str, dict[str, float]]:
         from rlhf.config import dump
 
         states = self._states(overwrite)
@@ -228,7 +238,7 @@ class Experiment:
         if missing:
             raise UserError("\n".join(missing))
         atomic_text(self.directory / "config.yaml", dump(self))
-        return {name: self._run_stage(name, state) for name, state in states.items()}
+        return {name: self._run_stage(name, state, console) for name, state in states.items()}
 
     def _identity(self, stage: str) -> dict[str, Any]:
         settings = {"seed": self.seed, "threads": self.threads, **settings_tree(self.stages[stage])}
@@ -274,15 +284,17 @@ class Experiment:
     def _run_id(self, stage: str) -> str:
         return _read_json(self.directory / stage / RECORD)["id"]
 
-    def _run_stage(self, name: str, state: str) -> dict[str, float]:
+    def _run_stage(self, name: str, state: str, console: Console) -> dict[str, float]:
         from rlhf.loops import StageContext, build_stage
 
         directory = self.directory / name
         if state == "keep":
-            print(f"{name}: finished before, kept ({directory})", flush=True)
+            console.print(f"{name}: finished before, kept ({directory})", soft_wrap=True, markup=False, highlight=False)
             return _read_json(directory / DONE)["figures"]
-        start = time.perf_counter()
-        context = StageContext(directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks)
+        start, stop = time.perf_counter(), StopRequest()
+        context = StageContext(
+            directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks, console=console, stop=stop
+        )
         try:
             # A former run's folder goes only when this one's models and data are there.
             trainer = build_stage(resolve(self.stages[name], self.folders()), context)
@@ -291,11 +303,14 @@ class Experiment:
                 uses = {used: self._run_id(used) for used in self._uses(name)}
                 record = {"id": uuid.uuid4().hex, "settings": self._identity(name), "uses": uses}
                 _write_json(directory / RECORD, record)
-            figures = trainer.fit()
-        except UserError as error:  # say where; the error stays what it is
+            with stop.listening():
+                figures = trainer.fit()
+                _write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
+        except (UserError, Stopped) as error:  # say where; the error stays what it is
             error.args = (f"stage {name}: {error}", *error.args[1:])
             raise
-        _write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
+        if stop.signal is not None and name != list(self.stages)[-1]:
+            raise stop.stopped(f"stage {name} is finished")
         return figures
 
     def _clear(self, stage: str) -> None:

@@ -22,6 +22,33 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
+def refusals_named(path: Path) -> Iterator[None]:
+    """Adds the path to what the system refuses inside, where it has not said it: to a write it answers without."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+def _refused(folder: Path) -> OSError | None:
+    """What the system says to writing a mebibyte there; None if it does not mind.
+
+    Libraries in other languages tell of a full disk each in its own words, torch not at all.
+    """
+    probe = folder / ".probe"
+    try:
+        with refusals_named(folder), probe.open("wb") as file:
+            file.write(bytes(2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return None
+
+
+@contextmanager
 def only_one(directory: Path) -> Iterator[None]:
     """Holds a folder for this process; the system lets go of it when the process ends, however it ends.
 
@@ -53,9 +80,13 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
     try:
-        yield new
-    except BaseException:
+        with refusals_named(target):
+            yield new
+    except BaseException as error:
+        refused = None if isinstance(error, OSError) or not isinstance(error, Exception) else _refused(new)
         shutil.rmtree(new, ignore_errors=True)
+        if refused is not None:
+            raise OSError(refused.errno, refused.strerror, str(target)) from error
         raise
     for path in new.rglob("*"):
         if path.is_file():
@@ -68,10 +99,22 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields where to write a file that takes the path's place when the block ends without an error."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with refusals_named(path):
+            yield partial
+        sync(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
 def atomic_text(path: Path, text: str) -> None:
     """Writes a file whole, in place of an older one."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

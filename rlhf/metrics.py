@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.errors import UserError
-from rlhf.files import atomic_text
+from rlhf.files import atomic_text, refusals_named
 from rlhf.interfaces import LiveSink, MetricSink
 
 
@@ -35,8 +35,9 @@ class MetricsFile:
     def write(self, metrics: Mapping[str, float]) -> None:
         """Appends one line; a figure that is not finite is written as null, which JSON has."""
         line = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        with refusals_named(self.path):
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
         for sink in self.sinks:
             sink.write(metrics)
 

@@ -50,10 +50,13 @@ def _parser() -> argparse.ArgumentParser:
         help="run stages anew whose settings differ from the earlier run of this name, and those that use them; "
         "to run an unchanged stage again, remove its folder",
     )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     return parser
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    from rich.console import Console
+
     from rlhf.config import dump, load, split_overrides
     from rlhf.summary import draw_curves, print_summary
 
@@ -62,11 +65,13 @@ def _run(argv: Sequence[str] | None) -> int:
     if options.print_config:
         print(dump(experiment), end="")
         return 0
-    experiment.run(overwrite=options.overwrite)
+    console = Console(highlight=False, quiet=options.quiet)
+    experiment.run(overwrite=options.overwrite, console=console)
     stages = list(experiment.stages)
-    print_summary(experiment.directory, stages)
+    print_summary(experiment.directory, stages, console)
     curves = draw_curves(experiment.directory, stages)
-    print(f"curves: {curves or 'not drawn; pip install matplotlib (the extra rlhf[demo]) draws them'}")
+    missing = "not drawn; pip install matplotlib (the extra rlhf[demo]) draws them"
+    console.print(f"curves: {curves or missing}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -77,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; those of the process where not given.
 
     Returns:
-        Exit code: 0 done, 2 wrong config, 1 another mistake, 130 interrupted.
+        Exit code: 0 done, 2 wrong config, 1 another mistake, 130 Ctrl-C, 143 SIGTERM.
     """
     prepare_environment()
     return guarded(lambda: _run(argv))

@@ -41,7 +41,7 @@ def test_print_config_prints_every_setting_and_runs_nothing(config, capsys, monk
 
 def test_the_experiment_is_run(config, monkeypatch):
     calls = []
-    monkeypatch.setattr(Experiment, "run", lambda self, *, overwrite: calls.append((self.seed, overwrite)))
+    monkeypatch.setattr(Experiment, "run", lambda self, *, overwrite, console: calls.append((self.seed, overwrite)))
     assert main(["--config", config, "--seed", "5"]) == 0
     assert main(["--config", config, "--overwrite"]) == 0
     assert calls == [(5, False), (1, True)]

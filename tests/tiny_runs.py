@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -158,6 +159,31 @@ class _Killer(LiveSink):
     def write(self, metrics: Mapping[str, float]) -> None:
         if metrics["step"] == self.step:
             raise Killed
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalAt(MetricSink):
+    """Sends this process a signal when a step of the named stage is first written."""
+
+    stage: str
+    step: int
+    number: int
+
+    def open(self, directory: Path) -> LiveSink:
+        return _Signaller(self if directory.name == self.stage else None)
+
+
+class _Signaller(LiveSink):
+    def __init__(self, settings: SignalAt | None) -> None:
+        self.settings = settings
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        if self.settings is not None and metrics["step"] == self.settings.step:
+            number, self.settings = self.settings.number, None
+            os.kill(os.getpid(), number)
 
     def close(self) -> None:
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.schedules import Constant
 from rlhf.data.dataset import Data
+from rlhf.data.stored_rollouts import StoredRollouts
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
 from rlhf.errors import require
@@ -27,6 +28,7 @@ from rlhf.interfaces import (
     AdvantageEstimator,
     Critic,
     Engine,
+    NeedsInputs,
     OnlineAlgorithm,
     Optimizer,
     Policy,
@@ -60,7 +62,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(OnlineAlgorithm):
+class PPO(OnlineAlgorithm, NeedsInputs):
     """Proximal policy optimisation from a reward model, with the options of InstructGPT.
 
     maximise  E_t[min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)],  reward of token t = score at the last token − β KL_t,
@@ -94,7 +96,9 @@ class PPO(OnlineAlgorithm):
         max_grad_norm: Gradients are scaled down to this global norm; null leaves them.
         evaluation: Sampling on held-out prompts.
         save_every: Iterations between checkpoints; 0 none.
-        save_rollouts: Responses of each iteration written to ``rollouts/``.
+        save_rollouts: Responses of each iteration written to ``rollouts/``; ``all`` of them can be replayed.
+        replay: Folder ``rollouts/`` of a run with ``save_rollouts: all``: iterations learn from what is stored there,
+            in the place of sampling. Evaluations still sample.
         engine: Where and how the models run.
     """
 
@@ -127,13 +131,19 @@ class PPO(OnlineAlgorithm):
     max_grad_norm: float | None = 1.0
     evaluation: Evaluation = Evaluation()
     save_every: int = 0
-    save_rollouts: int = 8
+    save_rollouts: int | Literal["all"] = 8
+    replay: str | None = None
     engine: Engine = Local()
 
     def __post_init__(self) -> None:
-        require(at_least=0, save_every=self.save_every, save_rollouts=self.save_rollouts)
+        require(at_least=0, save_every=self.save_every)
+        require(at_least=0, save_rollouts=None if self.save_rollouts == "all" else self.save_rollouts)
         require(at_least=0, missing_end_penalty=self.missing_end_penalty)
         require(above=0, max_grad_norm=self.max_grad_norm, target_kl=self.target_kl, score_clip=self.score_clip)
+
+    def check_inputs(self) -> None:
+        if self.replay is not None:
+            StoredRollouts.check(self.replay, self.iterations)
 
     def check(self) -> list[str]:
         problems = check_positive(

@@ -18,6 +18,7 @@ from rlhf.data import world
 from rlhf.data.columns import map_columns
 from rlhf.errors import UserError
 from rlhf.interfaces import Source
+from rlhf.models.hub import hub_or_cache
 
 if TYPE_CHECKING:
     import datasets
@@ -219,7 +220,7 @@ class Hub(Source):
         import datasets
 
         try:
-            with _quiet():
+            with _quiet(), hub_or_cache():
                 dataset = datasets.load_dataset(self.name, self.config, split=self.split)
         except Exception as error:  # network, name, configuration and split errors have no common base
             raise UserError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf.errors import UserError
 from rlhf.files import atomic_folder, atomic_text
 
 
@@ -44,9 +45,21 @@ class Checkpoints:
         return target
 
     def load(self) -> dict[str, Any] | None:
-        """The newest checkpoint's state, or None where there is none."""
+        """The newest checkpoint's state, or None where there is none.
+
+        Raises:
+            UserError: it is not there any more, or cannot be read.
+        """
         pointer = self.directory / "latest"
         if not pointer.exists():
             return None
         path = self.directory / pointer.read_text(encoding="utf-8").strip() / "state.pt"
-        return torch.load(path, weights_only=False)
+        try:
+            return torch.load(path, weights_only=False)
+        except Exception as error:  # a damaged file may fail in any way
+            others = sorted(other.name for other in self.directory.glob("step_*") if other != path.parent)
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{path}, which {pointer} names, cannot be read ({reason}); write the name of another checkpoint there "
+                f"({', '.join(others) or 'there is none'}), or remove {self.directory} to run the stage anew"
+            ) from error

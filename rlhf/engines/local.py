@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from rlhf.algorithms.functional.masking import aggregate
+from rlhf.engines.diagnosis import SamplingPass, TrainingPass, training_mode
 from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
 from rlhf.types import Outputs, Prompts, Rollout, Selectable, Tally
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from rlhf.models.modules import PolicyModel
 
 M = TypeVar("M", bound=Selectable)
-
-
-@contextlib.contextmanager
-def training_mode(model: nn.Module, mode: bool) -> Iterator[None]:
-    """The model with dropout on or off inside the context, and every module's own flag as before after it."""
-    flags = {module: module.training for module in model.modules()}
-    model.train(mode)
-    try:
-        yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
 
 
 class LocalEngine(LiveEngine):
@@ -57,6 +45,8 @@ class LocalEngine(LiveEngine):
         self.steps = 0
         self.optimizer: torch.optim.Optimizer | None = None
         self.trained: list[nn.Parameter] = []
+        self.passes: list[TrainingPass[Any]] = []
+        """What the gradient of the coming step is made of."""
         if optimizer is None:
             model.requires_grad_(False)
             return
@@ -84,14 +74,13 @@ class LocalEngine(LiveEngine):
         tally = Tally()
         with training_mode(self.model, dropout):
             for batch in micro_batches:
-                outputs = self.model(batch.sequences, temperature=temperature, want=want, mask=batch.mask)
-                terms, metrics = loss_fn(outputs, batch)
-                total = torch.zeros((), dtype=torch.float32)
-                for term in terms:
-                    loss = aggregate(term.values, term.mask, mode=term.mode, denominator=denominators[term.name])
-                    total = total + term.coef * loss
-                    metrics.sum(f"loss/{term.name}", loss.item())
-                metrics.sum("loss/total", total.item())
+                sent = TrainingPass(
+                    batch, loss_fn, denominators, tuple(want), temperature, dropout, torch.get_rng_state()
+                )
+                self.passes.append(sent)
+                total, _, metrics = sent.loss(sent.outputs(self.model))
+                if not math.isfinite(total.item()):
+                    raise self._not_finite(f"the loss is {total.item()}", [sent], "the loss itself")
                 tally.merge(metrics)
                 if total.requires_grad:
                     total.backward()
@@ -102,17 +91,30 @@ class LocalEngine(LiveEngine):
         bound = math.inf if self.max_grad_norm is None else self.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self.trained, bound))
         if not math.isfinite(norm):
-            raise NonFiniteError(
-                f"the gradient's norm is {norm} at optimiser step {self.steps + 1}; no weight was changed. "
-                "Lower the learning rate, or look for a broken row in the data"
-            )
+            raise self._not_finite(f"the gradient's norm is {norm}", self.passes, "the sum of all gradients")
         factor = 1.0 if self.schedule is None else self.schedule.factor(self.steps, self.total_steps)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * factor
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
+        self.passes.clear()
         return {"grad_norm": norm, "lr": self.peaks[0] * factor}
+
+    def _not_finite(self, what: str, passes: Sequence[TrainingPass[Any]], otherwise: str) -> NonFiniteError:
+        """The error of a step that is not made, with the first pass that shows why, or what is known otherwise."""
+        self.passes = []
+        first, guilty = otherwise, passes[0] if passes else None
+        for sent in passes:
+            if found := sent.find(self.model):
+                first, guilty = found, sent
+                break
+        self.model.zero_grad(set_to_none=True)
+        return NonFiniteError(
+            f"{what} at optimiser step {self.steps + 1}; no weight was changed. First not finite: {first}. Lower the "
+            "learning rate, or look for a broken row in the data",
+            {"step": self.steps + 1, "first": first, "pass": guilty, "model": self.model},
+        )
 
     @torch.no_grad()
     def _forward(self, batch: Selectable, temperature: float, want: Sequence[str]) -> Outputs:
@@ -136,16 +138,22 @@ class LocalEngine(LiveEngine):
         from rlhf.engines.inference.sampler import sample
         from rlhf.models.tokenizer import pad_id
 
-        return sample(
-            cast("PolicyModel", self.model).lm,
-            prompts,
-            sampling,
-            seed=seed,
-            counters=torch.as_tensor(counters, dtype=torch.int64),
-            stop_ids=stop_ids,
-            pad_id=pad_id(tokenizer),
-            decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
-        )
+        sent = SamplingPass(prompts, sampling, seed, counters, tuple(stop_ids), pad_id(tokenizer))
+        try:
+            return sample(
+                cast("PolicyModel", self.model).lm,
+                prompts,
+                sampling,
+                seed=seed,
+                counters=torch.as_tensor(counters, dtype=torch.int64),
+                stop_ids=stop_ids,
+                pad_id=sent.pad_id,
+                decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
+            )
+        except NonFiniteError as error:
+            first = sent.find(self.model)
+            evidence = {"step": self.steps, "first": first, "pass": sent, "model": self.model}
+            raise NonFiniteError(f"{error} First not finite: {first}", evidence) from None
 
     def master(self) -> list[Tensor]:
         return [parameter.detach() for parameter in self.trained]

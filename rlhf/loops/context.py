@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from rlhf.interfaces import MetricSink
+from rlhf.interruption import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class StageContext:
         name: Of the stage, for people.
         sinks: Further metric sinks.
         console: Where to print; None for the terminal.
+        stop: Whether somebody has asked the run to stop; a loop looks at it where it can save a checkpoint.
     """
 
     directory: Path
@@ -29,6 +31,7 @@ class StageContext:
     name: str = "stage"
     sinks: Sequence[MetricSink] = ()
     console: Console | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
 
     def seed_for(self, purpose: str) -> int:
         """A seed of its own for each purpose, the same in every process: no two streams are correlated."""

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rlhf.algorithms.functional import kl
 from rlhf.algorithms.functional.statistics import explained_variance
+from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import LiveEngine
-from rlhf.types import Batch, Rollout, Scored, Tally
+from rlhf.types import Batch, Rollout, Scored, Scores, Tally
 
 
 def describe(tally: Tally, rollout: Rollout, scored: Scored, batch: Batch) -> None:
@@ -28,6 +29,32 @@ def describe(tally: Tally, rollout: Rollout, scored: Scored, batch: Batch) -> No
         tally.mean("kl/sequence", kl.k1(batch.old_logprobs, batch.ref_logprobs, mask=mask).sum(1))
     if batch.values is not None and batch.returns is not None:
         tally.sum("value/explained_variance", float(explained_variance(batch.values, batch.returns, mask)))
+
+
+def check_scores(rollout: Rollout, scores: Scores) -> None:
+    """Refuses scores of another shape than the responses', or not finite.
+
+    Raises:
+        UserError: the shape is neither [B] nor [B, T].
+        NonFiniteError: a score is NaN or infinite; the message has its response.
+    """
+    total, mask = scores.total, rollout.mask
+    if total.shape not in (mask.shape[:1], mask.shape):
+        raise UserError(
+            f"reward: scores of shape {list(total.shape)} for {len(mask)} responses; a reward model answers "
+            f"{list(mask.shape[:1])}, one per response, or {list(mask.shape)}, one per token"
+        )
+    wrong = ~total.isfinite()
+    wrong = wrong if total.ndim == 1 else (wrong & mask).any(1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        value = float(total[row] if total.ndim == 1 else total[row][mask[row] & ~total[row].isfinite()][0])
+        raise NonFiniteError(
+            f"reward: the score is {value} for {int(wrong.sum())} of {len(wrong)} responses, first for "
+            f"{rollout.text[row][:200]!r} to the prompt {rollout.prompts.text[row][:200]!r}; no weight was changed. "
+            "Mend the reward model",
+            {"rollout": rollout, "scores": scores},
+        )
 
 
 def mean_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rlhf.data.stream import Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.errors import UserError
 from rlhf.loops.context import StageContext
+from rlhf.loops.nan_dump import nan_dumped
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.tokenizer import pad_id
 from rlhf.progress import StageProgress, brief
@@ -106,7 +107,8 @@ class OfflineTrainer(Generic[M]):
             tally.merge(self.algorithm.loss(output, batch)[1])
         figures = {f"eval/{name}": value for name, value in self.algorithm.engine.reduce(tally).compute().items()}
         if self.algorithm.form == "demonstration" and "eval/loss" in figures:
-            figures["eval/perplexity"] = math.exp(figures["eval/loss"])
+            loss = figures["eval/loss"]
+            figures["eval/perplexity"] = math.exp(loss) if loss < 709 else math.inf  # beyond, math.exp raises
         return figures
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,7 +139,8 @@ class OfflineTrainer(Generic[M]):
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
-            StageProgress(self.context.name, self.total_steps, console=self.context.console) as progress,
+            nan_dumped(self.context.directory, self.algorithm),
+            self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
             for line in self.data.describe():
@@ -149,16 +152,24 @@ class OfflineTrainer(Generic[M]):
                 figures |= {"data/rows_dropped": self.data.rows_dropped, "memory/peak_gb": peak_memory_gb()}
                 metrics.write(figures)
                 last |= figures
-                if self._due(self.algorithm.eval_every) or self.engine.steps == self.total_steps:
+                evaluated = self._due(self.algorithm.eval_every) or self.engine.steps == self.total_steps
+                if evaluated:
                     last |= self._write_evaluation(metrics)
-                progress.update(self.engine.steps, brief(last, SHOWN))
-                if self._due(self.algorithm.save_every):
+                progress.update(self.engine.steps, brief(last, SHOWN), line=evaluated)
+                stopping = self.context.stop.signal is not None and self.engine.steps < self.total_steps
+                if stopping or self._due(self.algorithm.save_every):
                     self.checkpoints.save(self.engine.steps, {**self.state_dict(), "metrics": metrics.position()})
+                if stopping:
+                    raise self.context.stop.stopped(f"step {self.engine.steps} of {self.total_steps} is saved")
             conclusion = self.algorithm.conclude(self.engine, self.heldout)
             if conclusion:
                 metrics.write({"step": self.engine.steps, **conclusion})
             self.save()
         return last
+
+    def _progress(self) -> StageProgress:
+        name, console = self.context.name, self.context.console
+        return StageProgress(name, self.total_steps, done=self.engine.steps, console=console)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.engine.steps % every == 0 and self.engine.steps < self.total_steps

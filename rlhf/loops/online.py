@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.functional.rewards import add_at_end, per_response
+from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.collate import collate_labelled, collate_prompts
 from rlhf.data.stream import Stream
@@ -20,7 +21,8 @@ from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
 from rlhf.loops.actors import build_learners, build_reference
 from rlhf.loops.context import StageContext
-from rlhf.loops.figures import compare_gradients, describe, mean_of
+from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
+from rlhf.loops.replay import open_replay
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import (
@@ -73,6 +75,9 @@ class OnlineTrainer:
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase)
         self.stream = self._stream("order")
         self.mixture = self._build_mixture()
+        self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
+        self.measured: Rollout | None = None
+        """The rollouts that the normalisation of scores was measured on, once they are."""
 
     def _stream(self, purpose: str) -> Stream[Any]:
         return Stream(self.data.train, self.algorithm.data.blender, seed=self.context.seed_for(purpose))
@@ -108,6 +113,7 @@ class OnlineTrainer:
     def score(self, rollout: Rollout) -> tuple[Tensor, Scores, Tally]:
         """Scores [B] or [B, T] as the update sees them, before clipping; what the reward model said; figures of it."""
         raw, mask = self.scorer(rollout), rollout.mask
+        check_scores(rollout, raw)
         tally = Tally()
         tally.mean("reward/score", per_response(raw.total, mask))
         for name, values in raw.parts.items():
@@ -121,9 +127,15 @@ class OnlineTrainer:
         """Mean and deviation of the starting policy's scores, once, where the settings ask for them."""
         if self.normalization is None or self.normalization.measured:
             return
-        prompts = collate_prompts(self._stream("normalization").next(self.normalization.samples))
-        rollout = self.sample(prompts, seed=self.context.seed_for("normalization"))
-        self.normalization.measure(per_response(self.scorer(rollout).total, rollout.mask))
+        if self.stored is not None:
+            rollout = self.stored.normalization(self.normalization.samples)
+        else:
+            prompts = collate_prompts(self._stream("normalization").next(self.normalization.samples))
+            rollout = self.sample(prompts, seed=self.context.seed_for("normalization"))
+        self.measured = rollout
+        raw = self.scorer(rollout)
+        check_scores(rollout, raw)
+        self.normalization.measure(per_response(raw.total, rollout.mask))
         critic = self.algorithm.used_critic
         if self.critic is not None and critic is not None and critic.starts_as_reward_model:
             # Left in the reward model's units, its first errors would be one large constant at every end token.
@@ -154,25 +166,35 @@ class OnlineTrainer:
         return found["values"], found["scores"].masked_fill(rollout.ended, 0.0)
 
     def generate_experience(self, prompts: Prompts | None = None) -> Experience:
-        """Samples responses, scores them and computes advantages; the weights do not move.
+        """Samples responses (or replays stored ones), scores them and computes advantages; the weights do not move.
 
         Args:
             prompts: One per group; each is answered ``samples_per_prompt`` times. None takes the next of the data.
         """
         self._measure_scores()
         start = time.perf_counter()
-        prompts = self.next_prompts() if prompts is None else prompts
-        group = self.algorithm.samples_per_prompt
-        rollout = self.sample(
-            prompts.repeat(group), seed=self.context.seed_for("rollouts"), first_counter=self.responses
+        replayed = self.stored is not None and prompts is None
+        rollout = (
+            self._next_stored() if replayed else self._respond(self.next_prompts() if prompts is None else prompts)
         )
-        rollout = dataclasses.replace(rollout, groups=torch.arange(len(prompts)).repeat_interleave(group))
         self.responses += len(rollout)
         seconds = time.perf_counter() - start
         experience = self.assess(rollout)
         experience.metrics.sum("time/rollout", seconds)
-        experience.metrics.sum("throughput/rollout_tokens_per_s", float(rollout.mask.sum()) / seconds)
+        if not replayed:
+            experience.metrics.sum("throughput/rollout_tokens_per_s", float(rollout.mask.sum()) / seconds)
         return experience
+
+    def _respond(self, prompts: Prompts) -> Rollout:
+        """A group of responses to each prompt."""
+        group = self.algorithm.samples_per_prompt
+        seed = self.context.seed_for("rollouts")
+        rollout = self.sample(prompts.repeat(group), seed=seed, first_counter=self.responses)
+        return dataclasses.replace(rollout, groups=torch.arange(len(prompts)).repeat_interleave(group))
+
+    def _next_stored(self) -> Rollout:
+        assert self.stored is not None
+        return self.stored.iteration(self.iteration + 1, self.algorithm.batch_size)
 
     def assess(self, rollout: Rollout) -> Experience:
         """Scores, log-probabilities, values and advantages of a rollout."""
@@ -307,10 +329,7 @@ class OnlineTrainer:
         compare = mixture.gradient_every > 0 and self.policy.steps % mixture.gradient_every == 0
         before = self.policy.gradient() if compare else []
 
-        def loss(outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:
-            return [mixture.term(outputs, batch)], Tally()
-
-        parts = texts.split(engine.rows_at_once)
+        parts, loss = texts.split(engine.rows_at_once), functools.partial(_mixture_loss, mixture)
         tally.merge(self.policy.accumulate(parts, loss, {"mixture": count}, want=("logprobs",)))
         return compare_gradients(self.policy, before) if compare else {}
 
@@ -330,6 +349,10 @@ class OnlineTrainer:
             part = getattr(self, name)
             if part is not None:
                 part.load_state_dict(state[name])
+
+
+def _mixture_loss(mixture: Mixture, outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:
+    return [mixture.term(outputs, batch)], Tally()
 
 
 @contextlib.contextmanager

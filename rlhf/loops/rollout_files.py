@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.files import refusals_named
 from rlhf.types import Experience, Rollout
 
 
@@ -41,5 +42,5 @@ def experience_rows(experience: Experience, count: int) -> list[dict[str, Any]]:
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes rows as JSON lines, in place of an older file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+    with refusals_named(path), path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -7,9 +7,11 @@ from contextlib import closing
 from typing import Any, cast
 
 from rlhf.algorithms.ppo import PPO
+from rlhf.data.stored_rollouts import NORMALIZATION, exact_rows, iteration_file
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
 from rlhf.loops.evaluation import Evaluator
+from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
 from rlhf.metrics import MetricsFile, peak_memory_gb
@@ -42,7 +44,8 @@ class OnlineStage:
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
-            StageProgress(self.context.name, self.algorithm.iterations, console=self.context.console) as progress,
+            nan_dumped(self.context.directory, self.algorithm),
+            self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
             self._announce(progress)
@@ -51,12 +54,15 @@ class OnlineStage:
             while trainer.iteration < self.algorithm.iterations:
                 last |= self._iterate(metrics)
                 last |= self._evaluate(metrics)
-                progress.update(trainer.iteration, brief(last, SHOWN))
-                every = self.algorithm.save_every
-                if every and trainer.iteration % every == 0 and trainer.iteration < self.algorithm.iterations:
-                    self._save_checkpoint(metrics)
+                progress.update(trainer.iteration, brief(last, SHOWN), line=True)
+                if trainer.iteration < self.algorithm.iterations:
+                    self._save_if_due(metrics)
             self.save()
         return last
+
+    def _progress(self) -> StageProgress:
+        name, console = self.context.name, self.context.console
+        return StageProgress(name, self.algorithm.iterations, done=self.trainer.iteration, console=console)
 
     def _announce(self, progress: StageProgress) -> None:
         name, settings = self.context.name, self.algorithm
@@ -92,9 +98,25 @@ class OnlineStage:
         return figures
 
     def _write_rollouts(self, experience: Experience) -> None:
-        if count := self.algorithm.save_rollouts:
-            path = self.rollouts / f"iteration_{self.trainer.iteration:06d}.jsonl"
-            write_rows(path, experience_rows(experience, count))
+        count, trainer = self.algorithm.save_rollouts, self.trainer
+        if count == 0:
+            return
+        rows = experience_rows(experience, len(experience.batch) if count == "all" else count)
+        if count == "all":
+            rows = [{**row, **exact} for row, exact in zip(rows, exact_rows(experience.rollout), strict=True)]
+            if trainer.measured is not None:
+                write_rows(self.rollouts / NORMALIZATION, exact_rows(trainer.measured))
+                trainer.measured = None
+        write_rows(iteration_file(self.rollouts, trainer.iteration), rows)
+
+    def _save_if_due(self, metrics: MetricsFile) -> None:
+        """A checkpoint where the settings ask for one, or somebody asks to stop; then the stage ends here."""
+        iteration, every, stop = self.trainer.iteration, self.algorithm.save_every, self.context.stop
+        stopping = stop.signal is not None
+        if stopping or (every and iteration % every == 0):
+            self._save_checkpoint(metrics)
+        if stopping:
+            raise stop.stopped(f"iteration {iteration} of {self.algorithm.iterations} is saved")
 
     def _save_checkpoint(self, metrics: MetricsFile) -> None:
         state: dict[str, Any] = {

@@ -13,6 +13,7 @@ import torch
 
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
+from rlhf.models.hub import reading
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
@@ -50,6 +51,11 @@ class Pretrained(Policy):
         path = os.path.expanduser(self.path)
         if looks_local(path):
             check_model_folder(path)
+            return
+        from transformers.utils import cached_file
+
+        with reading(path, local=False):
+            cached_file(path, "config.json")
 
     @no_progress_bars()
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
@@ -68,7 +74,7 @@ class Pretrained(Policy):
             if (Path(path) / HEAD_SETTINGS).exists():
                 raise UserError(f"path: {path} is a reward model or critic; give the folder of a language model")
         options = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
-        try:
+        with reading(path, local=local):
             config = AutoConfig.from_pretrained(path, **options)
             if self.dropout is not None:
                 _set_dropout(config, self.dropout)
@@ -76,10 +82,6 @@ class Pretrained(Policy):
                 path, config=config, dtype=DTYPES[self.dtype], output_loading_info=True, **options
             )
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
-        except OSError as error:
-            reason = str(error).strip().splitlines()[0]
-            place = "cannot be read" if local else "is no local folder, and the Hugging Face hub did not give it"
-            raise UserError(f"path: {path} {place} ({reason}); check the spelling") from error
         check_loaded(path, info)
         check_tokenizer(tokenizer, module)
         return LanguageModel(module, tokenizer)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rlhf.errors import UserError
 from rlhf.files import atomic_folder
 from rlhf.interfaces import LanguageModel, ValueHead
+from rlhf.models.hub import reading
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
 from rlhf.models.tokenizer import check_tokenizer, pad_id
 
@@ -202,13 +203,15 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
                 f"model path: {folder} has no {name}, so it is no reward model or critic; "
                 "give the folder that reward modelling wrote"
             )
-    settings = json.loads((folder / HEAD_SETTINGS).read_text())
-    trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    with reading(folder, local=True):
+        settings = json.loads((folder / HEAD_SETTINGS).read_text())
+        trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        weights = load_file(folder / HEAD_WEIGHTS)
     check_loaded(folder, info)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     head = _head_class(folder, settings["class_path"])(**settings["init_args"]).build(hidden_width(trunk))
     try:
-        head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
+        head.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}") from None
     return ValueModel(trunk, head, settings["mean"], settings["std"]), tokenizer

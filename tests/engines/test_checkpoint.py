@@ -10,6 +10,7 @@ import torch
 from rlhf import files
 from rlhf.engines import checkpoint
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
+from rlhf.errors import UserError
 
 
 def names(directory):
@@ -87,3 +88,19 @@ def test_random_numbers_go_on():
     drawn = [torch.rand(2).tolist(), np.random.rand(), random.random()]
     restore_rng(state)
     assert [torch.rand(2).tolist(), np.random.rand(), random.random()] == drawn
+
+
+def test_a_damaged_checkpoint_is_named_with_the_others(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"step": step})
+    (tmp_path / "step_2" / "state.pt").write_bytes(b"half")
+    with pytest.raises(
+        UserError, match=r"step_2/state\.pt, which .*latest names, cannot be read .* \(step_1\), or remove"
+    ):
+        checkpoints.load()
+    (tmp_path / "latest").write_text("step_1")
+    assert checkpoints.load() == {"step": 1}
+    (tmp_path / "latest").write_text("step_9")
+    with pytest.raises(UserError, match=r"step_9/state\.pt, which .*No such file.* \(step_1, step_2\), or remove"):
+        checkpoints.load()

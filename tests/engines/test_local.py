@@ -15,8 +15,9 @@ from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.schedules import LinearDecay
 from rlhf.data.collate import collate_labelled, collate_packed
 from rlhf.data.examples import DemonstrationExample
+from rlhf.engines.diagnosis import training_mode
 from rlhf.engines.inference.sampling import Sampling
-from rlhf.engines.local import Local, training_mode
+from rlhf.engines.local import Local
 from rlhf.errors import NonFiniteError
 from rlhf.models.modules import PolicyModel
 from rlhf.types import Batch, Comparisons, Labelled, LossTerm, Prompts, Selectable, Sequences, Tally

@@ -184,7 +184,7 @@ def test_what_looks_local(tmp_path, monkeypatch):
 
 
 def test_a_hub_name_that_cannot_be_had_is_named():
-    with pytest.raises(ValueError, match="path: no-such/model is no local folder, and the Hugging Face hub"):
+    with pytest.raises(ValueError, match=r"path: no-such/model is no folder in .*, and the Hugging Face hub does"):
         Pretrained(path="no-such/model").build(nothing, seed=1)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlhf.engines.inference.random import uniform
 from rlhf.engines.inference.sampling import Sampling, draw
-from rlhf.errors import UserError
+from rlhf.errors import NonFiniteError, UserError
 from rlhf.types import Prompts, Rollout, Sequences
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def sample(
 
     Raises:
         UserError: an empty prompt, prompts that leave no room for the response, counters or groups of another
-            length, stop ids the model lacks, or logits that are not finite.
+            length, or stop ids the model lacks.
+        NonFiniteError: logits that are not finite.
     """
     rows = torch.as_tensor(counters, dtype=torch.int64, device=lm.device)
     groups = torch.arange(len(prompts), device=lm.device) if groups is None else groups.to(lm.device)
@@ -188,7 +189,7 @@ def _assemble(
     finite = rollout_logprobs.isfinite().all(1)
     if not finite.all():
         row = int((~finite).nonzero()[0])
-        raise UserError(
+        raise NonFiniteError(
             f"logits of row {row}: not finite ({int((~finite).sum())} of {len(finite)} rows); the weights have "
             "diverged or overflow their dtype: check them, lower the learning rate or use bf16 instead of fp16."
         )

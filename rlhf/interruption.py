@@ -1,0 +1,92 @@
+"""Ctrl-C and SIGTERM: a run stops where it can go on from, or at once when asked twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Stopped(KeyboardInterrupt):
+    """The process was asked to stop, and has.
+
+    Attributes:
+        exit_code: 130 for Ctrl-C, 143 for SIGTERM, as a shell counts.
+    """
+
+    def __init__(self, number: int, text: str = "") -> None:
+        super().__init__(text)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def _handling(handlers: dict[signal.Signals, Handler]) -> Iterator[Callable[[], None]]:
+    """Handles signals inside; yields what puts the former handlers back before the end.
+
+    Signals that are ignored, as those of a background job may be, stay so. Only the main thread can handle any.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    former = {number: signal.getsignal(number) for number in handlers if main}
+    former = {number: handler for number, handler in former.items() if handler not in (signal.SIG_IGN, None)}
+
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    for number in former:
+        signal.signal(number, handlers[number])
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+class StopRequest:
+    """A wish to stop, left for a loop to find.
+
+    Attributes:
+        signal: What asked; None while nobody has.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the first SIGINT or SIGTERM is only noted; after it each acts as it does outside."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signal = signal.Signals(number)
+            restore()
+            # print() may be in the middle of another print(), and then refuses
+            os.write(2, b"\nStopping as soon as the run can go on from there; once more stops at once.\n")
+
+        with _handling({signal.SIGINT: note, signal.SIGTERM: note}) as restore:
+            yield
+
+    def stopped(self, where: str) -> Stopped:
+        """The error that ends the run.
+
+        Args:
+            where: What is saved, as a sentence, for the message.
+        """
+        assert self.signal is not None
+        text = f"stopped by {self.signal.name}; {where}, and the same command continues from there"
+        return Stopped(self.signal, text)
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that files and folders in use are put in order."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    with _handling({signal.SIGTERM: stop}):
+        yield

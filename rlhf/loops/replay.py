@@ -1,0 +1,34 @@
+"""The rollouts that an on-policy stage learns from in the place of sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rlhf.algorithms.ppo import PPO
+from rlhf.data.stored_rollouts import StoredRollouts
+from rlhf.errors import UserError
+from rlhf.interfaces import LiveEngine
+from rlhf.loops.context import StageContext
+from rlhf.models.modules import PolicyModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def open_replay(
+    settings: PPO, policy: LiveEngine, tokenizer: PreTrainedTokenizerBase, context: StageContext
+) -> StoredRollouts | None:
+    """What the settings name to be replayed, or None.
+
+    Raises:
+        UserError: there are not enough rollouts, or they are those that this stage is about to replace.
+    """
+    if settings.replay is None:
+        return None
+    StoredRollouts.check(settings.replay, settings.iterations)
+    folder = Path(settings.replay).expanduser().resolve()
+    if folder.is_relative_to(context.directory.resolve()):
+        raise UserError(f"replay: {settings.replay} is in this stage's own folder, which begins empty; change --name")
+    config = cast(PolicyModel, policy.model).lm.config.get_text_config()
+    return StoredRollouts(folder, tokenizer, config.vocab_size)

@@ -1,0 +1,473 @@
+"""What a person may give by mistake, through the command: a message with value, place and remedy, and code 1 or 2.
+
+Nothing is half done after a mistake: no stage of the run is taken for finished, and none for begun that was not.
+"""
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import tiny_runs
+import yaml
+
+from rlhf.run import main
+
+SETTINGS = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}
+SCRATCH = {"class_path": "FromScratch", "init_args": {"config": SETTINGS, "vocab_size": 258}}
+ROWS = [{"prompt": f"{letter}=", "response": "xyz"} for letter in "abcdefghij"]
+PAIRS = [{"prompt": f"{letter}=", "chosen": "xyz", "rejected": "XYZ"} for letter in "abcdefghij"]
+
+
+def data(path, **settings):
+    source = {"class_path": "Files", "init_args": {"path": str(path)}}
+    return {"sources": {"rows": source}, "eval_rows": 2, "max_tokens": 32, **settings}
+
+
+def sft(path="rows.jsonl", policy=SCRATCH, limits=None, **settings):
+    return {
+        "class_path": "SFT",
+        "init_args": {"policy": policy, "data": data(path, **limits or {}), "steps": 2, **settings},
+    }
+
+
+def pretrained(path):
+    return {"class_path": "Pretrained", "init_args": {"path": str(path)}}
+
+
+def ppo(path="rows.jsonl", reward="tiny_runs.letters", policy=SCRATCH, limits=None, **settings):
+    usual = {"sampling": {"max_new_tokens": 4}, "batch_size": 4, "mini_batch_size": 4, "iterations": 1}
+    function = (
+        {"class_path": "FunctionReward", "init_args": {"function": reward}} if isinstance(reward, str) else reward
+    )
+    needed = {"policy": policy, "reward": function, "data": data(path, **limits or {})}
+    return {"class_path": "PPO", "init_args": {**needed, **usual, **settings}}
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def nans(prompts, responses):
+    return [float("nan")] * len(responses)
+
+
+def one(prompts, responses):
+    return [1.0]
+
+
+def raising(prompts, responses):
+    raise KeyError("gold")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A policy and a reward model that are whole."""
+    directory = tmp_path_factory.mktemp("models")
+    lines(directory / "rows.jsonl", ROWS)
+    lines(directory / "pairs.jsonl", PAIRS)
+    pairs = {"policy": None, "model": SCRATCH}
+    reward = sft(directory / "pairs.jsonl", **pairs)
+    reward = {"class_path": "RewardModelling", "init_args": {k: v for k, v in reward["init_args"].items() if v}}
+    config = {
+        "name": "whole",
+        "output_dir": str(directory),
+        "stages": {"sft": sft(directory / "rows.jsonl"), "rm": reward},
+    }
+    (directory / "whole.yaml").write_text(yaml.safe_dump(config))
+    assert main(["--config", str(directory / "whole.yaml"), "--quiet"]) == 0
+    return directory / "whole"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlhf.summary.draw_curves", lambda *_: None)  # seconds that no test here looks at
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    lines(tmp_path / "rows.jsonl", ROWS)
+    return tmp_path
+
+
+@pytest.fixture
+def run(here, capsys):
+    """Runs stages through the command: exit code and message."""
+
+    def run(*stages, arguments=(), **named):
+        config = {
+            "name": "toy",
+            "output_dir": "runs",
+            "stages": {f"s{n}": stage for n, stage in enumerate(stages)} | named,
+        }
+        (here / "exp.yaml").write_text(yaml.safe_dump(config))
+        capsys.readouterr()
+        code = main(["--config", "exp.yaml", *arguments])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def refused(answer, code, *parts):
+    assert answer[0] == code
+    for part in parts:
+        assert part in answer[1]
+    assert "Traceback" not in answer[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ config
+
+
+# case H1
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "exp.yaml"),
+        ("", "exp.yaml: is empty"),
+        ("# nothing\n", "exp.yaml: is empty"),
+        ("- sft\n- ppo\n", "exp.yaml: holds a list; its top level must be keys"),
+        ("name: [", "exp.yaml: is not YAML"),
+        ("name: toy\n", "stages"),
+        ("name: toy\nstages: {}\n", "stages"),
+        ("name: toy\nstages: {sft: {class_path: SFTT}}\n", "Did you mean SFT?"),
+    ],
+)
+def test_config_files(here, capsys, text, message):
+    if text is not None:
+        (here / "exp.yaml").write_text(text)
+    code = main(["--config", "exp.yaml"])
+    refused((code, capsys.readouterr().err), 2, message)
+    assert not (here / "runs").exists()
+
+
+def test_a_folder_for_a_config(here, capsys):
+    code = main(["--config", str(here)])
+    refused((code, capsys.readouterr().err), 2, f"{here}: cannot be read: [Errno 21] Is a directory")
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"learning_ratee": 1}, ["stages.s0.learning_ratee: SFT has no setting 'learning_ratee'"]),
+        ({"batch_size": "many"}, ["stages.s0.batch_size: 'many' is not of type int"]),
+        ({"batch_size": 2.5}, ["stages.s0.batch_size: 2.5 is not of type int"]),
+        ({"batch_size": None}, ["stages.s0.batch_size: "]),
+        ({"batch_size": 0}, ["stages.s0.batch_size: is 0; must be at least 1"]),
+        (
+            {"optimizer": {"class_path": "AdamW", "init_args": {"lr": "fast"}}},
+            ["stages.s0.optimizer.lr: 'fast' is not of"],
+        ),
+        (
+            {"optimizer": {"class_path": "AdamW", "init_args": {"lr": -1.0}}},
+            ["stages.s0.optimizer (AdamW): lr is -1.0; must be at least 0"],
+        ),
+        ({"optimizer": "Adam"}, ["No Optimizer is called 'Adam'", "Did you mean AdamW?"]),
+        # case H4
+        (
+            {"batch_size": 6, "engine": {"class_path": "Local", "init_args": {"micro_batch_size": 4}}},
+            ["6 % 4 = 2, not 0"],
+        ),
+    ],
+)
+def test_settings(run, here, settings, parts):
+    refused(run(sft(**settings)), 2, *parts)
+    assert not (here / "runs").exists()
+
+
+# case H2
+def test_words_for_booleans(run, here):
+    refused(run(sft(packing="maybe")), 2, "stages.s0.packing: 'maybe' is not of type bool")
+    assert run(sft(packing=True), arguments=["--stages.s0.packing", "no", "--quiet"])[0] == 0
+    assert yaml.safe_load((here / "runs/toy/config.yaml").read_text())["stages"]["s0"]["init_args"]["packing"] is False
+
+
+def test_references(run):
+    refused(run(sft(policy=pretrained("@ppo"))), 2, "stages.s0.policy.path: no earlier stage leaves '@ppo'")
+
+
+# ------------------------------------------------------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize(
+    ("prepare", "path", "parts"),
+    [
+        (None, "rowz.jsonl", ["stages.s0.data.sources.rows: rowz.jsonl: no such file or folder", "correct the path"]),
+        (lambda p: (p / "empty.jsonl").touch(), "empty.jsonl", ["empty.jsonl: the file is empty"]),
+        (lambda p: (p / "d").mkdir(), "d", ["d: a folder without", "it holds nothing"]),
+        (
+            lambda p: (p / "rows.xls").write_text("x"),
+            "rows.xls",
+            ["rows.xls: unknown suffix '.xls'; set format to one of"],
+        ),
+        (
+            lambda p: (p / "cut.jsonl").write_text('{"prompt": "a"}\n{"prompt'),
+            "cut.jsonl",
+            ["cut.jsonl: cannot be read"],
+        ),
+        (lambda p: (p / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}'), "latin.jsonl", ["line 1 is not UTF-8"]),
+        (lambda p: (p / "list.json").write_text("[]"), "list.json", ["list.json"]),
+    ],
+)
+def test_data_files(run, here, prepare, path, parts):
+    if prepare:
+        prepare(here)
+    refused(run(sft(path)), 1, *parts)
+    assert not (here / "runs/toy/s0").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        (
+            lambda n: {"question": f"{n}", "answer": "b"},
+            ["sources.rows: no column prompt or text among question, answer; rename with columns"],
+        ),
+        (
+            lambda n: {"prompt": f"{n}"},
+            ["sources.rows", "which needs (prompt, response)", "its columns are prompt, good"],
+        ),
+        (lambda n: {"prompt": n, "response": "b"}, ["sources.rows", "prompt is a int, not text; quote it"]),
+        (lambda n: {"prompt": [f"{n}"], "response": "b"}, ["sources.rows", "prompt is a list, not text; map a field"]),
+        (lambda n: {"prompt": f"{n}", "response": None}, ["sources.rows: of its 8 training rows none is left", "8"]),
+    ],
+)
+def test_columns_and_types_of_rows(run, here, row, parts):
+    lines(here / "rows.jsonl", [row(n) for n in range(10)])
+    refused(run(sft()), 1, "stage s0: ", *parts)
+    assert not (here / "runs/toy/s0").exists()
+
+
+def test_prompts_that_are_all_over_the_limit(run, here):  # case G4
+    lines(here / "rows.jsonl", [{"prompt": f"{n}" * 20} for n in range(5)])
+    answer = run(ppo(limits={"max_prompt_tokens": 4}))
+    refused(answer, 1, "stage s0: sources.rows: of its", "none is left (long_prompt", "max_prompt_tokens, long_prompts")
+    assert not (here / "runs/toy/s0").exists()
+
+
+def text(letter, length):
+    return letter * length
+
+
+@pytest.fixture
+def log(here, capsys):
+    """What a run says, and the figures it leaves."""
+
+    def log(stage, rows):
+        lines(here / "rows.jsonl", rows)
+        shutil.rmtree(here / "runs", ignore_errors=True)
+        (here / "exp.yaml").write_text(yaml.safe_dump({"name": "toy", "stages": {"s0": stage}}))
+        capsys.readouterr()
+        assert main(["--config", "exp.yaml"]) == 0
+        return capsys.readouterr().out, tiny_runs.metrics(here / "runs/toy/s0")
+
+    return log
+
+
+def test_prompts_over_the_limit_are_dropped_and_counted(log):  # case G4
+    stage = ppo(limits={"max_prompt_tokens": 16, "eval_rows": 0}, batch_size=2, mini_batch_size=2)
+    said, figures = log(stage, [{"prompt": text("a", n)} for n in (5, 16, 17, 40)])
+    assert "s0: rows: 2 for training, 0 held out; 2 dropped (long_prompt 2)" in said
+    assert figures[-1]["data/rows_dropped"] == 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_truncation_and_empty_responses(log, batch_size):  # case G3
+    lengths = [(4, 5), (30, 5), (18, 5), (6, 0), (10, 5)]
+    stage = sft(limits={"max_tokens": 20, "eval_rows": 0}, batch_size=batch_size, steps=None, epochs=1.0)
+    said, figures = log(stage, [{"prompt": text("a", p), "response": text("b", r)} for p, r in lengths])
+    assert "1 dropped (long_prompt 1); 2 kept but cut or empty (truncated_response 1, empty_response 1)" in said
+    assert len(figures) == -(-4 // batch_size) and all(line["loss"] > 0 for line in figures)
+
+
+def test_a_file_of_which_nothing_is_left(run, here):  # case G3
+    lines(here / "rows.jsonl", [{"prompt": text("a", 30), "response": f"{n}"} for n in range(3)])
+    answer = run(sft(limits={"max_tokens": 20, "eval_rows": 0}))
+    refused(answer, 1, "of its 3 training rows none is left (long_prompt 3); see max_tokens")
+
+
+def test_pairs_that_are_identical_or_are_after_truncation(log):  # case D1
+    same = {"prompt": "a", "chosen": "bb", "rejected": "bb"}
+    after = {"prompt": "a", "chosen": text("b", 8) + "x", "rejected": text("b", 8) + "y"}
+    last = {"prompt": "a", "chosen": text("b", 6) + "x", "rejected": text("b", 6) + "y"}
+    normal = {"prompt": "a", "chosen": "x", "rejected": "y"}
+    stage = sft(limits={"max_tokens": 8, "eval_rows": 0}, policy=None)
+    settings = {name: value for name, value in stage["init_args"].items() if value is not None}
+    stage = {"class_path": "RewardModelling", "init_args": {**settings, "model": SCRATCH, "steps": 1}}
+    said, figures = log(stage, [normal, same, after, last])
+    assert "2 dropped (identical_pair 1, identical_after_truncation 1)" in said
+    assert figures[0]["data/rows_dropped"] == 2
+
+
+def test_responses_that_the_model_has_no_positions_for(run):
+    answer = run(ppo(sampling={"max_new_tokens": 100}))
+    refused(answer, 1, "max_new_tokens 100", "more than the model's 64 positions")
+
+
+# case H3
+@pytest.mark.parametrize(
+    ("damage", "parts"),
+    [
+        (lambda m: shutil.rmtree(m), ["does not exist; give the folder of a saved model"]),
+        (lambda m: (shutil.rmtree(m), m.write_text("x")), ["is a file; give the folder it lies in"]),
+        (lambda m: (m / "config.json").unlink(), ["has no config.json"]),
+        (lambda m: (m / "config.json").write_text("{"), ["config.json"]),
+        (
+            lambda m: (m / "model.safetensors").unlink(),
+            ["has no weights (model*.safetensors or", "was the save complete?"],
+        ),
+        (lambda m: (m / "model.safetensors").write_bytes(b"half"), ["model", "cannot be read"]),
+        (lambda m: (m / "tokenizer.json").write_text("{"), ["model", "cannot be read"]),
+        (lambda m: [p.unlink() for p in m.glob("*token*")], ["has no tokenizer.json"]),
+    ],
+)
+def test_model_folders(run, here, models, damage, parts):
+    shutil.copytree(models / "sft/model", here / "model")
+    damage(here / "model")
+    answer = run(sft(policy=pretrained("./model")))
+    refused(answer, 1, "path: ", "model", *parts)
+    assert "repo" not in answer[1] and not (here / "runs/toy/s0").exists()
+
+
+# case H3
+def test_models_of_another_kind(run, here, models):
+    scalar = {"class_path": "ScalarReward", "init_args": {"path": str(models / "sft/model")}}
+    policy = pretrained(models / "sft/model")
+    refused(run(ppo(policy=policy, reward=scalar)), 1, "has no value_head.json, so it is no reward model or critic")
+    refused(
+        run(sft(policy=pretrained(models / "rm/model"))), 1, "is a reward model or critic; give the folder of a lang"
+    )
+    other = {**scalar, "init_args": {"path": str(models / "rm/model")}}
+    lines(here / "rows.jsonl", [{"prompt": f"{n} questions questions="} for n in range(10)])
+    merging = {**SCRATCH, "init_args": {**SCRATCH["init_args"], "vocab_size": 270}}
+    refused(run(ppo(reward=other, policy=merging)), 1, "has another vocabulary than the policy")
+
+
+# case H3
+def test_a_hub_name_without_a_network(run, monkeypatch):
+    start = time.monotonic()
+    answer = run(sft(), sft(policy=pretrained("no-such-model")))
+    assert time.monotonic() - start < 10
+    refused(
+        answer, 1, "stages.s1.policy: path: no-such-model is no folder in ", "hub does not answer", "check the spelling"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ rewards
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [
+        ("test_bad_input.nans", ["stage s0: function: test_bad_input.nans answered nan, no finite number, for '"]),
+        ("test_bad_input.one", ["stage s0: function: test_bad_input.one answered 1 scores for 4 responses"]),
+        ("test_bad_input.nowhere", ["stages.s0.reward: function: test_bad_input.nowhere cannot be imported"]),
+        (
+            "test_bad_input.ROWS",
+            ["stages.s0.reward: function: test_bad_input.ROWS is [", "give something that can be called"],
+        ),
+    ],
+)
+def test_reward_functions(run, here, function, parts):
+    refused(run(ppo(reward=function)), 1, *parts)
+    assert not (here / "runs/toy/s0/model").exists() and not (here / "runs/toy/s0/done.json").exists()
+
+
+def test_what_a_reward_function_raises_keeps_its_traceback(run):
+    with pytest.raises(RuntimeError, match=r"function: test_bad_input\.raising raised KeyError on 4 responses: 'gold'"):
+        run(ppo(reward="test_bad_input.raising"))
+
+
+# ------------------------------------------------------------------------------------------------------- run folders
+
+
+def test_a_folder_of_another_config(run, here):
+    assert run(sft(), arguments=["--quiet"]) == (0, "")
+    before = (here / "runs/toy/config.yaml").read_text()
+    answer = run(sft(batch_size=4))
+    refused(answer, 1, "runs/toy/s0 holds a stage that was run otherwise", "batch_size: 32 → 4", "--overwrite")
+    assert (here / "runs/toy/config.yaml").read_text() == before
+
+
+def test_a_file_for_the_output_folder(run, here):
+    (here / "runs").write_text("x")
+    refused(run(sft()), 2, "output_dir: runs is a file, so no folder can be made there; give another")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("stage.json", "{"),
+        ("done.json", ""),
+        ("checkpoints/latest", "step_9"),
+        ("checkpoints/step_2/state.pt", "half"),
+    ],
+)
+def test_files_of_a_run_that_were_damaged(run, here, file, content):
+    assert run(sft(save_every=1, steps=3), arguments=["--quiet"])[0] == 0
+    if file.startswith("checkpoints"):
+        (here / "runs/toy/s0/done.json").unlink()
+    (here / "runs/toy/s0" / file).write_text(content)
+    answer = run(sft(save_every=1, steps=3))
+    refused(answer, 1, f"runs/toy/s0/{file}")
+
+
+def test_replay(run, here):
+    refused(run(ppo(replay="nowhere")), 1, "stages.s0: replay: nowhere is no folder")
+    assert run(ppo(save_rollouts="all"), arguments=["--quiet", "--name", "first"])[0] == 0
+    file = here / "runs/first/s0/rollouts/iteration_000001.jsonl"
+    assert run(ppo(replay=str(file.parent)), arguments=["--quiet"])[0] == 0
+    file.write_text(file.read_text()[:-20])
+    answer = run(ppo(replay=str(file.parent)), arguments=["--name", "second"])
+    refused(answer, 1, "iteration_000001.jsonl line 4 is not JSON", "is the file cut?")
+
+
+# ---------------------------------------------------------------------------------------------------------- full disk
+
+
+@pytest.fixture
+def small_disk(here):
+    """A disk with little room; ``grow()`` makes it large. Skipped where this process may not mount one."""
+    disk = here / "disk"
+    disk.mkdir()
+    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk]).returncode:
+        pytest.skip("needs the right to mount a file system")
+
+    def resize(size):
+        subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+
+    yield disk, resize
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_is_full_while_saving(here, small_disk, capsys):  # case F6
+    disk, resize = small_disk
+    config = {"name": "toy", "stages": {"s0": sft(save_every=1, steps=4, batch_size=4)}}
+    (here / "exp.yaml").write_text(yaml.safe_dump(config))
+    assert main(["--config", "exp.yaml", "--quiet", "--output_dir", "whole"]) == 0
+    one = sum(path.stat().st_size for path in (here / "whole/toy/s0/checkpoints/step_3").iterdir())
+    resize(int(2.6 * one))  # room for two checkpoints, and two are kept while the third is written
+    command = ["--config", "exp.yaml", "--quiet", "--output_dir", str(disk)]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    checkpoints = disk / "toy/s0/checkpoints"
+    assert f"No space left on device: '{checkpoints / 'step_3'}'. Make room, and run the same command again" in error
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_1", "step_2"]
+    assert (checkpoints / "latest").read_text() == "step_2" and not (disk / "toy/s0/done.json").exists()
+    resize("64m")
+    assert main(command[:2] + command[3:]) == 0
+    assert "s0: continues from step 2" in capsys.readouterr().out
+    assert tiny_runs.same_weights(disk / "toy/s0/model", here / "whole/toy/s0/model")
+    assert tiny_runs.metrics(disk / "toy/s0") == tiny_runs.metrics(here / "whole/toy/s0")
+
+
+def test_a_disk_that_is_full_while_the_model_is_saved(here, small_disk, capsys):  # case F6
+    disk, resize = small_disk
+    (here / "exp.yaml").write_text(yaml.safe_dump({"name": "toy", "stages": {"s0": sft()}}))
+    resize("48k")
+    command = ["--config", "exp.yaml", "--quiet", "--output_dir", str(disk)]
+    assert main(command) == 1
+    assert f"No space left on device: '{disk / 'toy/s0/model'}'. Make room" in capsys.readouterr().err
+    assert not (disk / "toy/s0/model").exists() and not (disk / "toy/s0/done.json").exists()
+    resize("64m")
+    assert main(command) == 0
+    assert (disk / "toy/s0/model/model.safetensors").exists()
