@@ -9,12 +9,13 @@ from typing import Any, cast
 from rlhf.algorithms.ppo import PPO
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
+from rlhf.loops.data_file import write_summary
 from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.modules import PolicyModel
-from rlhf.models.storage import save_language_model
+from rlhf.models.storage import save_language_model, save_usage
 from rlhf.progress import StageProgress, brief
 from rlhf.types import Experience
 
@@ -45,6 +46,7 @@ class OnlineStage:
             StageProgress(self.context.name, self.algorithm.iterations, console=self.context.console) as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
+            write_summary(self.context.directory, trainer.data, mixture=trainer.mixture_data)
             self._announce(progress)
             if state is None:
                 last |= self._evaluate(metrics)
@@ -94,7 +96,7 @@ class OnlineStage:
     def _write_rollouts(self, experience: Experience) -> None:
         if count := self.algorithm.save_rollouts:
             path = self.rollouts / f"iteration_{self.trainer.iteration:06d}.jsonl"
-            write_rows(path, experience_rows(experience, count))
+            write_rows(path, experience_rows(experience, count, self.trainer.tokenizer))
 
     def _save_checkpoint(self, metrics: MetricsFile) -> None:
         state: dict[str, Any] = {
@@ -114,3 +116,5 @@ class OnlineStage:
         if trainer.average is not None:
             with trainer.policy.substituted(trainer.average.shards):
                 save_language_model(directory / "ema", model, trainer.tokenizer, trainer.policy.full_state())
+        for output in self.algorithm.outputs():
+            save_usage(directory / output, self.algorithm.data.template, self.algorithm.sampling)
