@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.files import read_json_lines
 from rlhf.interfaces import LiveSink, MetricSink
 
 
@@ -70,9 +71,7 @@ def peak_memory_gb() -> float:
 def read_metrics(directory: Path) -> list[dict[str, float]]:
     """The lines of a stage's ``metrics.jsonl``."""
     path = directory / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path) if path.exists() else []
 
 
 class _TensorBoardWriter(LiveSink):
