@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(argv: Sequence[str] | None) -> int:
     from rlhf.config import dump, load, split_overrides
+    from rlhf.report import MissingPackage, write_report
     from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)
@@ -67,6 +68,10 @@ def _run(argv: Sequence[str] | None) -> int:
     print_summary(experiment.directory, stages)
     curves = draw_curves(experiment.directory, stages)
     print(f"curves: {curves or 'not drawn; pip install matplotlib (the extra rlhf[demo]) draws them'}")
+    try:
+        print(f"report: {write_report([experiment.directory])}")
+    except MissingPackage as error:  # the run is whole without it
+        print(error)
     return 0
 
 

@@ -32,6 +32,12 @@ def _one(figure: str, title: str, unit: str) -> Chart:
     return Chart(title, unit, {figure: ""})
 
 
+def _with_heldout(title: str, unit: str, rollouts: str, evaluation: str) -> Chart:
+    """A figure of the rollouts with the same of the held-out prompts."""
+    labels = {f"eval/{evaluation}": "held-out prompts", f"eval/ema/{evaluation}": "held-out prompts, EMA"}
+    return Chart(title, unit, {rollouts: "rollouts", **labels})
+
+
 GROUPS: dict[str, list[Chart]] = {
     "Reward": [
         Chart(
@@ -47,7 +53,11 @@ GROUPS: dict[str, list[Chart]] = {
         _one("reward/*", "Part “*” of the score", "per response"),
     ],
     "Distance from the reference": [
-        Chart("KL from the reference", "nats per response", {"kl/sequence": "rollouts", "eval/kl": "held-out prompts"}),
+        Chart(
+            "KL from the reference",
+            "nats per response",
+            {"kl/sequence": "rollouts", "eval/kl": "held-out prompts", "eval/ema/kl": "held-out prompts, EMA"},
+        ),
         Chart(
             "KL from the reference, by estimator",
             "nats per token",
@@ -57,11 +67,17 @@ GROUPS: dict[str, list[Chart]] = {
     ],
     "Answers": [
         _one("policy/entropy", "Entropy", "nats per token"),
-        Chart("Length", "tokens per response", {"rollout/length": "rollouts", "eval/length": "held-out prompts"}),
         Chart(
-            "Cut by the length limit",
-            "share of responses",
-            {"rollout/truncated_fraction": "rollouts", "eval/truncated_fraction": "held-out prompts"},
+            "Length",
+            "tokens per response",
+            {
+                "rollout/length": "rollouts",
+                "eval/length": "held-out prompts",
+                "eval/ema/length": "held-out prompts, EMA",
+            },
+        ),
+        _with_heldout(
+            "Cut by the length limit", "share of responses", "rollout/truncated_fraction", "truncated_fraction"
         ),
         Chart(
             "Different word pairs (distinct-2)",
@@ -70,8 +86,8 @@ GROUPS: dict[str, list[Chart]] = {
         ),
     ],
     "Losses": [
-        Chart("Loss", "nats per token, or per pair", {"loss": "training", "eval/loss": "held out"}),
-        _one("eval/perplexity", "Perplexity, held out", "e^nats"),
+        Chart("Loss", "nats", {"loss": "training", "eval/loss": "held out"}),
+        _one("eval/perplexity", "Perplexity, held out", ""),
         Chart(
             "Accuracy: pairs ordered rightly",
             "share of pairs",
@@ -81,7 +97,6 @@ GROUPS: dict[str, list[Chart]] = {
         _one("eval/ties", "Pairs of equal scores, held out", "share of pairs"),
         _one("loss/policy", "Policy loss", "per token"),
         _one("loss/value", "Value loss", "per token"),
-        _one("loss/*", "Loss “*”", ""),
     ],
     "Value": [
         _one("value/explained_variance", "Explained variance of the returns", "1 is perfect, below 0 harmful"),
@@ -99,11 +114,10 @@ GROUPS: dict[str, list[Chart]] = {
             {"grad_norm/policy": "policy or model", "grad_norm/value": "critic"},
         ),
         Chart("Learning rate", "", {"lr/policy": "policy or model", "lr/value": "critic"}),
-        Chart(
-            "Norms of two gradients", "L2", {"gradient/policy_norm": "policy", "gradient/mixture_norm": "mixture"}
-        ),
+        Chart("Norms of two gradients", "L2", {"gradient/policy_norm": "policy", "gradient/mixture_norm": "mixture"}),
         _one("gradient/cosine", "Angle between policy's and mixture's gradient", "cosine"),
     ],
+    "Terms of the loss": [_one("loss/total", "All terms, weighted", ""), _one("loss/*", "Term “*”", "")],
     "Speed and memory": [
         Chart(
             "Tokens",

@@ -226,9 +226,7 @@ def data(stage: StageRecord) -> Iterator[Finding]:
                 text = f"{dropped} of {total} rows ({dropped / total:.0%}) of “{source}” were not used: {reasons}."
                 yield Finding("Many rows were dropped", text, grave=False)
     if stage.metrics and not any(name.startswith("eval/") for name in stage.names):
-        text = (
-            "There are no figures on held-out prompts: set aside some, and set evaluation.every for an on-policy stage."
-        )
+        text = "There are no figures on held-out rows: hold some out, and set evaluation.every in an on-policy stage."
         yield Finding("Nothing was evaluated", text, grave=False)
 
 

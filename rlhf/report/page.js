@@ -35,6 +35,15 @@ function lines(chart) {
   }));
 }
 
+// Room around a curve that hardly moves: its noise would fill the picture else, under labels of nine digits.
+function flat(chart) {
+  const values = chart.traces.flatMap((trace) => trace.y);
+  const [least, greatest] = [Math.min(...values), Math.max(...values)];
+  const size = Math.max(Math.abs(least), Math.abs(greatest));
+  const room = size < 1e-6 ? 1 : 0.05 * size;
+  return greatest - least > Math.min(1e-3 * size, 1) && size >= 1e-6 ? undefined : [least - room, greatest + room];
+}
+
 function layout(chart) {
   const axis = { gridcolor: css("--line"), linecolor: css("--line"), zerolinecolor: css("--line"), automargin: true };
   return {
@@ -44,7 +53,7 @@ function layout(chart) {
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("--sans"), size: 11.5, color: css("--muted") },
     xaxis: { ...axis, title: { text: "optimiser step", standoff: 6 }, showgrid: false, nticks: 6 },
-    yaxis: { ...axis, nticks: 5 },
+    yaxis: { ...axis, nticks: 5, exponentformat: "power", range: flat(chart) },
     showlegend: chart.traces.length > 1,
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     hovermode: "x unified",

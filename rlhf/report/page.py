@@ -37,6 +37,10 @@ TILES = (
 """The figures at the head of a stage: of each line the first that is there."""
 
 
+class MissingPackage(UserError):
+    """What draws the page is not installed."""
+
+
 class Tile(NamedTuple):
     """First and last value of a figure in each run."""
 
@@ -87,7 +91,8 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
         The file written.
 
     Raises:
-        UserError: a folder is no run, or a package that draws the page is missing.
+        UserError: a folder is no run.
+        MissingPackage: a package that draws the page is not installed.
     """
     runs = read_runs(list(directories))
     if output is None:
@@ -107,7 +112,10 @@ def render(runs: Sequence[RunRecord]) -> str:
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise UserError(f"report: the package {error.name} is missing; pip install 'rlhf[report]'") from None
+        name = str(error.name).partition(".")[0]
+        raise MissingPackage(
+            f"report: not written, the package {name} is missing; pip install 'rlhf[report]'"
+        ) from None
     data: dict[str, Any] = {"charts": {}, "tokens": {}}
     stages = [_stage_view(name, runs, data) for name in dict.fromkeys(s.name for run in runs for s in run.stages)]
     environment = Environment(
@@ -163,9 +171,7 @@ def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> S
 
 
 def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -> list[Tile]:
-    titles = {
-        figure: chart for group in charts(names).values() for chart in group for figure in chart.lines
-    }
+    titles = {figure: chart for group in charts(names).values() for chart in group for figure in chart.lines}
     tiles = []
     for choice in TILES:
         judges = [n for n in names if n.startswith("eval/") and n.endswith("_score") and n.count("/") == 1]
@@ -196,8 +202,10 @@ def number(value: float | None) -> str:
     if value is None or finite(value) is None:
         return "—"
     if value == int(value) and abs(value) < 1e6:
-        return f"{int(value)}"
-    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+        text = f"{int(value)}"
+    else:
+        text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+    return text.replace("-", "−")
 
 
 def duration(seconds: float) -> str:

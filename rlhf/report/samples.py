@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -86,7 +87,7 @@ def repetition(texts: Iterable[str]) -> float:
     shares = []
     for text in texts:
         own = words(text)
-        pairs = list(zip(own, own[1:], strict=False))
+        pairs = list(itertools.pairwise(own))
         if pairs:
             shares.append(1 - len(set(pairs)) / len(pairs))
     return sum(shares) / len(shares) if shares else 0.0
@@ -107,10 +108,9 @@ def share_of(word: str, texts: Iterable[str]) -> float:
     return counts[word] / counts.total() if counts else 0.0
 
 
-def marked(text: str, least: int = 3, share: float = 0.1) -> list[tuple[str, bool]]:
-    """The text in pieces, True for words that come at least ``least`` times and are this share of its words."""
-    counts = Counter(words(text))
-    often = {word for word, count in counts.items() if count >= max(least, share * counts.total())}
+def marked(text: str) -> list[tuple[str, bool]]:
+    """The text in pieces, True for words of four letters or more that come three times or more."""
+    often = {word for word, count in Counter(words(text)).items() if count >= 3 and len(word) >= 4}
     pieces: list[tuple[str, bool]] = []
     end = 0
     for match in WORD.finditer(text):

@@ -35,7 +35,7 @@ def _k3(old: float, ref: float) -> float:
 
 LAYERS = (
     Layer("advantage", "Advantage", "", ("advantages",), lambda a: a),
-    Layer("change", "Log-prob against the reference", "nats", ("old_logprobs", "ref_logprobs"), lambda a, b: a - b),
+    Layer("change", "Log-prob minus the reference’s", "nats", ("old_logprobs", "ref_logprobs"), lambda a, b: a - b),
     Layer("kl", "KL from the reference (k3)", "nats", ("old_logprobs", "ref_logprobs"), _k3),
     Layer("reward", "Reward", "", ("rewards",), lambda a: a),
     Layer("value", "Value", "", ("values",), lambda a: a),

@@ -63,6 +63,7 @@ def gain(stage: StageRecord, name: str) -> float | None:
 
 
 def score_name(stage: StageRecord) -> str:
+    """The figure that says best how the reward went; "" where there is none."""
     return either(stage, "eval/score", "reward/score")
 
 
