@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(argv: Sequence[str] | None) -> int:
     from rlhf.config import dump, load, split_overrides
-    from rlhf.report import MissingPackage, write_report
+    from rlhf.report.page import MissingPackage, write_report
     from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)

@@ -1,5 +1,4 @@
-"""A run, or several beside each other, as one HTML page that opens without a network."""
+"""A run, or several beside each other, as one HTML page that opens without a network.
 
-from rlhf.report.page import MissingPackage, write_report
-
-__all__ = ["MissingPackage", "write_report"]
+``rlhf.report.page.write_report`` writes it; nothing is imported here, so that ``--help`` answers at once.
+"""

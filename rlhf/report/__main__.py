@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(argv: Sequence[str] | None) -> int:
     options = _parser().parse_args(argv)
-    from rlhf.report import write_report
+    from rlhf.report.page import write_report
 
     print(f"report: {write_report(options.runs, options.output)}")
     return 0
