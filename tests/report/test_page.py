@@ -223,11 +223,8 @@ def browse(page, folder):
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     requests = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
     # What the browser asks for by itself has no initiator.
-    own = ("not an origin", None)
-    asked = {
-        r["url"] for r in requests if r.get("initiator") not in own and not r["url"].startswith(("file:", "data:"))
-    }
-    return done.stdout, complaints, {url for url in asked if not url.startswith("blob:")}
+    asked = {one["url"] for one in requests if one.get("initiator") not in ("not an origin", None)}
+    return done.stdout, complaints, {url for url in asked if not url.startswith(("file:", "data:", "blob:"))}
 
 
 @needs_chromium
