@@ -42,6 +42,7 @@ ALLOWED = {
     "rlhf.tree": SETTINGS,
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],
     "rlhf.components": SETTINGS,
+    "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
     "rlhf.run": [*SETTINGS, "rlhf.config", "rlhf.experiment", "rlhf.summary", "rlhf.report"],
 }

@@ -76,7 +76,5 @@ def _of_stage(stage: Path, output: str) -> Path:
     if is_model(folder):
         return folder
     there = ", ".join(sorted(path.name for path in stage.iterdir() if is_model(path))) or "no model"
-    hint = (
-        "; the average is saved where the stage's averaging is set" if output == "ema" else "; is the stage finished?"
-    )
+    hint = "; the average is there where the stage sets averaging" if output == "ema" else "; is the stage finished?"
     raise UserError(f"{stage} has no {output}/ (it has {there}){hint}")

@@ -34,7 +34,7 @@ def load_speaker(path: str, *, name: str, reward: str | None = None, settings: d
 
 def names_of(paths: list[str]) -> list[str]:
     """Ends of the paths by which they can be told apart, such as ``ppo/model`` and ``ppo/ema``."""
-    for length in range(2, 1 + max(len(Path(path).parts) for path in paths)):
+    for length in range(2, 2 + max(len(Path(path).parts) for path in paths)):
         names = ["/".join(Path(path).parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
             return names

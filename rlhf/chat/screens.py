@@ -19,11 +19,14 @@ Ask = Callable[[Speaker, Callable[[str], None]], Answer]
 def visible(text: str) -> str:
     """The text with signs in the place of control characters: a model is not to steer the terminal."""
     return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) != "Cc"
-        else chr(0x2400 + ord(character) % 128)
+        _sign(character) if unicodedata.category(character) == "Cc" and character not in "\n\t" else character
         for character in text
     )
+
+
+def _sign(control: str) -> str:
+    """The picture that Unicode has of a control character; those from 128 on share the pictures of the first."""
+    return "\N{SYMBOL FOR DELETE}" if control == "\x7f" else chr(0x2400 + ord(control) % 128)
 
 
 def remark(answer: Answer) -> str:
