@@ -78,7 +78,10 @@ def test_the_beginning_of_the_sequence_stands_once(speaker, monkeypatch):
 
 def test_the_tokenizers_own_template_sees_all_messages(speaker):
     speaker.template = Chat()
-    speaker.model.tokenizer.chat_template = "{% for m in messages %}[{{ m['role'][0] }}:{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    speaker.model.tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['role'][0] }}:{{ m['content'] }}]{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
     speaker.system = "be"
     speaker.turns.append(Turn("hi", Answer("yo", [3], True)))
     decode = speaker.model.tokenizer.decode
