@@ -47,7 +47,7 @@ function flat(chart) {
 function layout(chart) {
   const axis = { gridcolor: css("--line"), linecolor: css("--line"), zerolinecolor: css("--line"), automargin: true };
   return {
-    height: 225,
+    height: 225 + (chart.traces.length > 2 ? 17 * chart.traces.length : 0), // a legend of several lines
     margin: { l: 44, r: 8, t: chart.traces.length > 1 ? 26 : 10, b: 36 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",

@@ -96,8 +96,8 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
     """
     runs = read_runs(list(directories))
     if output is None:
-        folders = [str(run.directory.resolve()) for run in runs]
-        output = runs[0].directory if len(runs) == 1 else Path(os.path.relpath(os.path.commonpath(folders)))
+        above = os.path.commonpath([run.directory.absolute() for run in runs])
+        output = runs[0].directory if len(runs) == 1 else Path(above)
         output /= "report.html"
     page = render(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -143,8 +143,9 @@ def render(runs: Sequence[RunRecord]) -> str:
 
 
 def _all_findings(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, StageRecord, Finding]]:
+    """Run by run, grave ones first."""
     found = [(run, stage, finding) for run in runs for stage in run.stages for finding in findings(stage)]
-    return sorted(found, key=lambda entry: not entry[2].grave)
+    return sorted(found, key=lambda entry: (runs.index(entry[0]), not entry[2].grave))
 
 
 def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> StageView:
