@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlhf.errors import UserError
 
@@ -112,6 +114,16 @@ def atomic_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """The objects of a file of JSON lines; what a killed process left half-written at its end is left out."""
+    *whole, rest = path.read_text(encoding="utf-8").split("\n")
+    rows = [json.loads(line) for line in whole]
+    try:
+        return [*rows, json.loads(rest)] if rest else rows
+    except json.JSONDecodeError:
+        return rows
 
 
 def atomic_text(path: Path, text: str) -> None:

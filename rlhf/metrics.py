@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.errors import UserError
-from rlhf.files import atomic_text, refusals_named
+from rlhf.files import atomic_text, read_json_lines, refusals_named
 from rlhf.interfaces import LiveSink, MetricSink
 
 
@@ -73,9 +73,7 @@ def peak_memory_gb() -> float:
 def read_metrics(directory: Path) -> list[dict[str, float]]:
     """The lines of a stage's ``metrics.jsonl``."""
     path = directory / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path) if path.exists() else []
 
 
 def _check_installed(sink: str, package: str) -> None:

@@ -58,6 +58,7 @@ def _run(argv: Sequence[str] | None) -> int:
     from rich.console import Console
 
     from rlhf.config import dump, load, split_overrides
+    from rlhf.report.page import MissingPackage, write_report
     from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)
@@ -72,6 +73,11 @@ def _run(argv: Sequence[str] | None) -> int:
     curves = draw_curves(experiment.directory, stages)
     missing = "not drawn; pip install matplotlib (the extra rlhf[demo]) draws them"
     console.print(f"curves: {curves or missing}", soft_wrap=True, markup=False)
+    try:
+        told = f"report: {write_report([experiment.directory])}"
+    except MissingPackage as error:  # the run is whole without it
+        told = str(error)
+    console.print(told, soft_wrap=True, markup=False)
     return 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from rlhf.algorithms.kl import Adaptive
 from rlhf.errors import UserError
 from rlhf.experiment import Experiment
+from rlhf.report.page import MissingPackage
 from rlhf.run import main
 from rlhf.types import Tally
 from rlhf.yaml_files import parse
@@ -39,12 +40,24 @@ def test_print_config_prints_every_setting_and_runs_nothing(config, capsys, monk
     assert printed["stages"]["sft"]["init_args"]["batch_size"] == 4
 
 
-def test_the_experiment_is_run(config, monkeypatch):
+def test_the_experiment_is_run_and_reported(config, monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(Experiment, "run", lambda self, *, overwrite, console: calls.append((self.seed, overwrite)))
+    monkeypatch.setattr("rlhf.report.page.write_report", lambda runs: runs[0] / "report.html")
     assert main(["--config", config, "--seed", "5"]) == 0
+    assert capsys.readouterr().out.endswith("report: runs/toy/report.html\n")
     assert main(["--config", config, "--overwrite"]) == 0
     assert calls == [(5, False), (1, True)]
+
+
+def test_a_run_is_whole_without_the_packages_of_the_report(config, monkeypatch, capsys):
+    def write_report(_):
+        raise MissingPackage("report: not written, the package plotly is missing; pip install 'rlhf[report]'")
+
+    monkeypatch.setattr(Experiment, "run", lambda *_, **__: None)
+    monkeypatch.setattr("rlhf.report.page.write_report", write_report)
+    assert main(["--config", config]) == 0
+    assert "pip install 'rlhf[report]'" in capsys.readouterr().out
 
 
 # case H1

@@ -56,17 +56,35 @@ class Prepared:
         """All drops together: the metric ``data/rows_dropped``."""
         return sum(self.drops.values())
 
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """By source: rows that train and that are held out, drops and notes by reason, and its remark."""
+        trained, held = self.train.sizes, self.heldout.sizes
+        names = dict.fromkeys([*trained, *held])
+
+        def of(name: str, counts: Mapping[str, int]) -> dict[str, int]:
+            return {key.removeprefix(f"{name}/"): n for key, n in counts.items() if key.rpartition("/")[0] == name}
+
+        return {
+            name: {
+                "train": trained.get(name, 0),
+                "heldout": held.get(name, 0),
+                "dropped": of(name, self.drops),
+                "notes": of(name, self.notes),
+                "remark": self.remarks.get(name, ""),
+            }
+            for name in names
+        }
+
     def describe(self) -> list[str]:
         """A line per source for the log, and one where nothing is held out."""
         lines = []
-        trained, held = self.train.sizes, self.heldout.sizes
-        for name in dict.fromkeys([*trained, *held]):
-            line = f"{name}: {trained.get(name, 0)} for training, {held.get(name, 0)} held out"
-            for verb, counts in (("dropped", self.drops), ("kept but cut or empty", self.notes)):
-                own = [(key.removeprefix(f"{name}/"), n) for key, n in counts.items() if key.rpartition("/")[0] == name]
-                if own:
-                    line += f"; {sum(n for _, n in own)} {verb} ({', '.join(f'{reason} {n}' for reason, n in own)})"
-            lines.append(f"{line}; {self.remarks[name]}" if self.remarks.get(name) else line)
+        for name, part in self.summary().items():
+            line = f"{name}: {part['train']} for training, {part['heldout']} held out"
+            for verb, counts in (("dropped", part["dropped"]), ("kept but cut or empty", part["notes"])):
+                if counts:
+                    reasons = ", ".join(f"{reason} {n}" for reason, n in counts.items())
+                    line += f"; {sum(counts.values())} {verb} ({reasons})"
+            lines.append(f"{line}; {part['remark']}" if part["remark"] else line)
         if not len(self.heldout):
             lines.append("nothing is held out: there will be no evaluation on unseen prompts")
         return lines

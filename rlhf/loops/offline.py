@@ -14,8 +14,10 @@ from rlhf.data.stream import Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.errors import UserError
 from rlhf.loops.context import StageContext
+from rlhf.loops.data_file import write_summary
 from rlhf.loops.nan_dump import nan_dumped
 from rlhf.metrics import MetricsFile, peak_memory_gb
+from rlhf.models.storage import save_usage
 from rlhf.models.tokenizer import pad_id
 from rlhf.progress import StageProgress, brief
 from rlhf.types import Selectable, Tally
@@ -129,7 +131,9 @@ class OfflineTrainer(Generic[M]):
 
     def save(self) -> None:
         """Writes ``model/``."""
-        self.algorithm.save(self.context.directory / "model", self.model, self.tokenizer, self.engine.full_state())
+        directory = self.context.directory / "model"
+        self.algorithm.save(directory, self.model, self.tokenizer, self.engine.full_state())
+        save_usage(directory, self.algorithm.data.template)
 
     def fit(self) -> dict[str, float]:
         """Runs the stage, from its newest checkpoint if it has one, and saves the model. The last figures."""
@@ -143,6 +147,7 @@ class OfflineTrainer(Generic[M]):
             self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
+            write_summary(self.context.directory, self.data)
             for line in self.data.describe():
                 progress.say(f"{self.context.name}: {line}")
             if state is not None:

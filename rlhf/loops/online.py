@@ -16,6 +16,7 @@ from rlhf.algorithms.functional.rewards import add_at_end, per_response
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.collate import collate_labelled, collate_prompts
+from rlhf.data.dataset import Prepared
 from rlhf.data.stream import Stream
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
@@ -74,6 +75,7 @@ class OnlineTrainer:
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase)
         self.stream = self._stream("order")
+        self.mixture_data = self._prepare_mixture()
         self.mixture = self._build_mixture()
         self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
         self.measured: Rollout | None = None
@@ -82,11 +84,16 @@ class OnlineTrainer:
     def _stream(self, purpose: str) -> Stream[Any]:
         return Stream(self.data.train, self.algorithm.data.blender, seed=self.context.seed_for(purpose))
 
-    def _build_mixture(self) -> Stream[Any] | None:
+    def _prepare_mixture(self) -> Prepared | None:
         mixture = self.algorithm.mixture
         if mixture is None:
             return None
-        texts = mixture.data.prepare(self.tokenizer, form="text", phase=mixture.data.phase or self.algorithm.phase)
+        return mixture.data.prepare(self.tokenizer, form="text", phase=mixture.data.phase or self.algorithm.phase)
+
+    def _build_mixture(self) -> Stream[Any] | None:
+        mixture, texts = self.algorithm.mixture, self.mixture_data
+        if mixture is None or texts is None:
+            return None
         return Stream(texts.train, mixture.data.blender, seed=self.context.seed_for("mixture"))
 
     # --------------------------------------------------------------------------------------------------- experience

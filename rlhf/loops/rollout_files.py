@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.files import refusals_named
+from rlhf.models.tokenizer import TextStream
 from rlhf.types import Experience, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def rollout_rows(rollout: Rollout) -> list[dict[str, Any]]:
@@ -17,8 +21,8 @@ def rollout_rows(rollout: Rollout) -> list[dict[str, Any]]:
     return [{"prompt": prompt, "response": response, "ended": ended} for prompt, response, ended in texts]
 
 
-def experience_rows(experience: Experience, count: int) -> list[dict[str, Any]]:
-    """The first ``count`` responses of an iteration with score and figures per real token."""
+def experience_rows(experience: Experience, count: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """The first ``count`` responses of an iteration with score, and ids, texts and figures of the real tokens."""
     rollout, batch = experience.rollout, experience.batch
     rows = rollout_rows(rollout)[:count]
     per_token = {
@@ -36,6 +40,8 @@ def experience_rows(experience: Experience, count: int) -> list[dict[str, Any]]:
         for name, tensor in per_token.items():
             if tensor is not None:
                 row[name] = tensor[index][rollout.mask[index]].tolist()
+        stream = TextStream(tokenizer)
+        row["token_texts"] = [stream.push(token) for token in row["tokens"]]
     return rows
 
 

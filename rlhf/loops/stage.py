@@ -10,13 +10,14 @@ from rlhf.algorithms.ppo import PPO
 from rlhf.data.stored_rollouts import NORMALIZATION, exact_rows, iteration_file
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.loops.context import StageContext
+from rlhf.loops.data_file import write_summary
 from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.modules import PolicyModel
-from rlhf.models.storage import save_language_model
+from rlhf.models.storage import save_language_model, save_usage
 from rlhf.progress import StageProgress, brief
 from rlhf.types import Experience
 
@@ -48,6 +49,7 @@ class OnlineStage:
             self._progress() as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
+            write_summary(self.context.directory, trainer.data, mixture=trainer.mixture_data)
             self._announce(progress)
             if state is None:
                 last |= self._evaluate(metrics)
@@ -101,7 +103,7 @@ class OnlineStage:
         count, trainer = self.algorithm.save_rollouts, self.trainer
         if count == 0:
             return
-        rows = experience_rows(experience, len(experience.batch) if count == "all" else count)
+        rows = experience_rows(experience, len(experience.batch) if count == "all" else count, trainer.tokenizer)
         if count == "all":
             rows = [{**row, **exact} for row, exact in zip(rows, exact_rows(experience.rollout), strict=True)]
             if trainer.measured is not None:
@@ -136,3 +138,5 @@ class OnlineStage:
         if trainer.average is not None:
             with trainer.policy.substituted(trainer.average.shards):
                 save_language_model(directory / "ema", model, trainer.tokenizer, trainer.policy.full_state())
+        for output in self.algorithm.outputs():
+            save_usage(directory / output, self.algorithm.data.template, self.algorithm.sampling)

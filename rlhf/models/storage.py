@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 from rlhf.errors import UserError
-from rlhf.files import atomic_folder
-from rlhf.interfaces import LanguageModel, ValueHead
+from rlhf.files import atomic_folder, atomic_text
+from rlhf.interfaces import LanguageModel, Template, ValueHead
 from rlhf.models.hub import reading
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
 from rlhf.models.tokenizer import check_tokenizer, pad_id
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+USAGE = "rlhf.json"
+"""How the model was prompted, and sampled from, where it was trained."""
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -114,6 +116,35 @@ def save_value_model(
         tokenizer.save_pretrained(folder)
         save_file({name: tensor.contiguous() for name, tensor in head_weights.items()}, folder / HEAD_WEIGHTS)
         (folder / HEAD_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def save_usage(directory: str | Path, template: Template, sampling: Any = None) -> None:
+    """Writes beside a model how it was prompted in training, and how it was sampled from where it was.
+
+    Args:
+        directory: Folder of the saved model.
+        template: How prompts and responses became tokens.
+        sampling: The ``Sampling`` of its rollouts; None where there were none.
+    """
+    kind = f"{type(template).__module__}.{type(template).__qualname__}"
+    usage: dict[str, Any] = {"template": {"class_path": kind, "init_args": dataclasses.asdict(cast(Any, template))}}
+    if sampling is not None:
+        usage["sampling"] = dataclasses.asdict(sampling)
+    atomic_text(Path(directory) / USAGE, json.dumps(usage, indent=2) + "\n")
+
+
+def load_usage(directory: str | Path) -> tuple[Template | None, dict[str, Any]]:
+    """The template and the settings of the sampling that :func:`save_usage` wrote; None and nothing without a file.
+
+    Raises:
+        UserError: the template's class cannot be imported.
+    """
+    path = Path(directory) / USAGE
+    if not path.is_file():
+        return None, {}
+    usage = json.loads(path.read_text(encoding="utf-8"))
+    template = _component_class(path, usage["template"]["class_path"], Template)
+    return template(**usage["template"]["init_args"]), usage.get("sampling", {})
 
 
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
@@ -209,7 +240,8 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
         tokenizer = AutoTokenizer.from_pretrained(folder)
         weights = load_file(folder / HEAD_WEIGHTS)
     check_loaded(folder, info)
-    head = _head_class(folder, settings["class_path"])(**settings["init_args"]).build(hidden_width(trunk))
+    head_class = _component_class(folder / HEAD_SETTINGS, settings["class_path"], ValueHead)
+    head = head_class(**settings["init_args"]).build(hidden_width(trunk))
     try:
         head.load_state_dict(weights)
     except RuntimeError as error:
@@ -238,15 +270,19 @@ def hidden_width(trunk: PreTrainedModel) -> int:
     return cast(Tensor, trunk.get_input_embeddings().weight).shape[1]
 
 
-def _head_class(folder: Path, class_path: str) -> type[ValueHead]:
+T = TypeVar("T")
+
+
+def _component_class(file: Path, class_path: str, base: type[T]) -> type[T]:
+    """The class that a file beside a model names."""
     module, _, name = class_path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{folder / HEAD_SETTINGS}: class_path {class_path} cannot be imported ({error}); "
+            f"{file}: class_path {class_path} cannot be imported ({error}); "
             "run from the folder that holds it, or install its package"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, ValueHead)):
-        raise UserError(f"{folder / HEAD_SETTINGS}: class_path {class_path} is not a ValueHead; was the file edited?")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{file}: class_path {class_path} is not a {base.__name__}; was the file edited?")
     return found

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PAD = "<|pad|>"
 END = "<|end|>"
+UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+"""What decoders write for bytes that are no character, or not yet a whole one."""
 SMALLEST_VOCABULARY = 256 + 2
 """All bytes, the pad and the end token: with fewer, some text could not be written."""
 
@@ -58,6 +60,37 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
     )
+
+
+class TextStream:
+    """The text of token ids that come one by one.
+
+    A character may need several tokens; it is told with the last of them, and the others give "". So no piece ends in
+    half a character, and the pieces of ids joined are the text of all ids, but for bytes at their end that are none.
+
+    Args:
+        tokenizer: Whose ids they are.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []
+        # Ids before `told` have been told. Those from `start` on are decoded with the new ones all the same: many
+        # tokenizers write a word's first token with or without a space, depending on what stands before it.
+        self.start = self.told = 0
+
+    def push(self, token: int) -> str:
+        """The text that this token completes."""
+        self.ids.append(token)
+        before = self._decode(self.ids[self.start : self.told])
+        after = self._decode(self.ids[self.start :])
+        if after.endswith(UNDECODABLE) or len(after) <= len(before):
+            return ""
+        self.start, self.told = self.told, len(self.ids)
+        return after[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return cast(str, self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -13,13 +13,16 @@ from rlhf.models.rewards import Ensemble, LengthPenalty
 def test_rows_have_figures_of_real_tokens_only(tmp_path):
     trainer = OnlineTrainer(tiny_runs.ppo(kl=None), tiny_runs.context(tmp_path))
     experience = trainer.generate_experience()
-    rows = experience_rows(experience, 3)
+    rows = experience_rows(experience, 3, trainer.tokenizer)
     assert len(rows) == 3 and len(rollout_rows(experience.rollout)) == 8
     for index, row in enumerate(rows):
         length = int(experience.rollout.mask[index].sum())
         assert len(row["tokens"]) == len(row["advantages"]) == len(row["values"]) == length
         assert row["score"] == pytest.approx(sum(row["rewards"]))
         assert "ref_logprobs" not in row  # there is no reference without a KL
+        assert len(row["token_texts"]) == length
+        end = trainer.tokenizer.decode(row["tokens"][-1:]) if row["ended"] else ""
+        assert (row["response"] + end).startswith("".join(row["token_texts"]))  # all but half a character at the end
         assert row["tokens"] == experience.rollout.sequences.response_ids[index, :length].tolist()
 
 

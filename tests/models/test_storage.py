@@ -12,13 +12,17 @@ from tiny_models import FAMILIES, language_model, sequences
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlhf
+from rlhf.data.templates import Chat, Plain
+from rlhf.engines.inference.sampling import Sampling
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, ValueHead
 from rlhf.models.heads import MLP, Linear
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.storage import (
+    load_usage,
     load_value_model,
     save_language_model,
+    save_usage,
     save_value_model,
     value_model_from,
 )
@@ -224,3 +228,25 @@ def test_a_value_model_copies_the_trunk_and_draws_its_head_from_the_seed():
     with pytest.raises(ValueError, match="LlamaModel has no trunk"):
         value_model_from(LanguageModel(trunk, lm.tokenizer), Linear(), 3)
     assert isinstance(model, ValueModel)
+
+
+# ---------------------------------------------------------------------------------------------- how a model was used
+
+
+def test_how_a_model_was_prompted_and_sampled_comes_back(tmp_path):
+    template = Plain(prompt_format="Q: {prompt}\n", end="<|end|>")
+    save_usage(tmp_path, template, Sampling(temperature=0.7, stop_tokens=["a"]))
+    assert load_usage(tmp_path)[0] == template
+    assert Sampling(**load_usage(tmp_path)[1]) == Sampling(temperature=0.7, stop_tokens=["a"])
+    save_usage(tmp_path, Chat(system="Be kind."))
+    assert load_usage(tmp_path) == (Chat(system="Be kind."), {})
+    assert load_usage(tmp_path / "elsewhere") == (None, {})
+
+
+def test_a_template_that_is_gone_is_named(tmp_path):
+    (tmp_path / "rlhf.json").write_text('{"template": {"class_path": "gone.Template", "init_args": {}}}')
+    with pytest.raises(UserError, match=r"rlhf.json: class_path gone.Template cannot be imported"):
+        load_usage(tmp_path)
+    (tmp_path / "rlhf.json").write_text('{"template": {"class_path": "rlhf.models.heads.Linear", "init_args": {}}}')
+    with pytest.raises(UserError, match="is not a Template"):
+        load_usage(tmp_path)

@@ -1,8 +1,9 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 from tiny_models import language_model
+from transformers import PreTrainedTokenizerFast
 
-from rlhf.models.tokenizer import check_tokenizer, pad_id, train_bpe
+from rlhf.models.tokenizer import UNDECODABLE, TextStream, check_tokenizer, pad_id, train_bpe
 
 TEXTS = ["the screen is great, the battery is poor", "the camera is great"] * 5
 TOKENIZER = train_bpe(TEXTS, 300)
@@ -61,3 +62,34 @@ def test_pad_id_is_the_pad_else_the_end_token_else_an_error():
 def test_ids_beyond_the_embedding_are_refused():
     with pytest.raises(ValueError, match=rf"id {len(TOKENIZER) - 1} .* 61 embedding rows"):
         check_tokenizer(TOKENIZER, language_model("gpt2"))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text())
+def test_a_stream_gives_the_text_in_whole_characters(text):
+    ids = TOKENIZER.encode(text)
+    stream = TextStream(TOKENIZER)
+    pieces = [stream.push(token) for token in ids]
+    assert text.startswith("".join(pieces)) and (UNDECODABLE in text or "".join(pieces) == text)
+    assert UNDECODABLE in text or not any(UNDECODABLE in piece for piece in pieces)
+
+
+def test_a_character_comes_with_its_last_byte_and_bytes_that_are_none_with_what_follows():
+    ids = TOKENIZER.encode("é🙂")
+    assert len(ids) == 6
+    stream = TextStream(TOKENIZER)
+    assert [stream.push(token) for token in ids] == ["", "é", "", "", "", "🙂"]
+    stray = TOKENIZER.encode("é")[:1]
+    stream = TextStream(TOKENIZER)
+    assert "".join(stream.push(token) for token in [*stray, *TOKENIZER.encode(" the")]) == f"{UNDECODABLE} the"
+
+
+def test_a_stream_keeps_the_spaces_that_a_tokenizer_writes_between_words():
+    from tokenizers import Tokenizer, decoders, models
+
+    words = {"<unk>": 0, "▁a": 1, "▁b": 2, "c": 3}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()  # drops the space of the first word of what it is given
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    stream = TextStream(tokenizer)
+    assert [stream.push(token) for token in (1, 2, 3, 1)] == ["a", " b", "c", " a"]

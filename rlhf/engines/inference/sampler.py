@@ -22,6 +22,7 @@ from rlhf.types import Prompts, Rollout, Sequences
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+OnTokens = Callable[[list[int], list[int]], None]
 COMPACT_AT = 4
 """Finished rows are taken out of the batch once they are a COMPACT_AT-th of it: each time costs a copy of the cache."""
 
@@ -37,6 +38,7 @@ def sample(
     pad_id: int,
     decode: Callable[[list[int]], str],
     groups: Tensor | None = None,
+    on_tokens: OnTokens | None = None,
 ) -> Rollout:
     """One response per prompt, without gradient or dropout; the model is left in the mode it was in.
 
@@ -50,6 +52,7 @@ def sample(
         pad_id: Fills the slots without a token; any id will do, a stop id as well.
         decode: From response ids to text.
         groups: [B] int64, equal for responses to the same prompt. None: each row is its own group.
+        on_tokens: Told of every step as it is made: the prompts still being answered and the token drawn for each.
 
     Returns:
         The rollout on the model's device, T its longest response.
@@ -69,7 +72,7 @@ def sample(
         for start in range(0, len(prompts), sampling.max_rows):
             part = slice(start, start + sampling.max_rows)
             ids, mask = _left_padded(prompts.ids[part], pad_id, lm.device)
-            _respond(lm, ids, mask, sampling, seed, rows[part], stops, _Columns(*(column[part] for column in out)))
+            _respond(lm, ids, mask, sampling, seed, rows[part], stops, out, start, on_tokens)
     return _assemble(prompts, out, stops, pad_id, decode, groups)
 
 
@@ -95,8 +98,10 @@ def _respond(
     counters: Tensor,
     stops: Tensor,
     out: _Columns,
+    first: int,
+    on_tokens: OnTokens | None,
 ) -> None:
-    """Fills ``out`` for rows decoded together.
+    """Fills ``out`` for rows decoded together, which are ``first`` and following of all.
 
     A finished row goes on being decoded until the next compaction: what it yields stands after its stop token and is
     masked at the end, which spares the step every other bookkeeping.
@@ -106,7 +111,7 @@ def _respond(
     steps = torch.arange(sampling.max_new_tokens, device=ids.device)
     uniforms = uniform(seed, counters.unsqueeze(1), steps)
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(len(ids), sampling.max_new_tokens)], dim=1)
-    rows = torch.arange(len(ids), device=ids.device)
+    rows = torch.arange(first, first + len(ids), device=ids.device)
     finished = torch.zeros_like(rows, dtype=torch.bool)
     positions = Sequences(ids, prompt_mask, prompt_width=width).position_ids
     for t in range(sampling.max_new_tokens):
@@ -115,6 +120,8 @@ def _respond(
         drawn = draw(logits, uniforms[:, t], sampling, forbidden=forbidden)
         for column, values in zip(out, drawn, strict=True):
             column[rows, t] = values
+        if on_tokens is not None:
+            on_tokens(rows[~finished].tolist(), drawn.ids[~finished].tolist())
         finished |= stops[drawn.ids]
         ids, positions = drawn.ids.unsqueeze(1), positions[:, -1:] + 1
         done = int(finished.sum())

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from rlhf.engines.inference import sampler
-from rlhf.engines.inference.sampler import sample
+from rlhf.engines.inference.sampler import OnTokens, sample
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.types import Prompts, Rollout
 
@@ -76,6 +76,7 @@ def run(
     stop_ids: Sequence[int] = STOPS,
     pad_id: int = PAD,
     groups: Tensor | None = None,
+    on_tokens: OnTokens | None = None,
     **settings: Any,
 ) -> Rollout:
     settings = {"max_new_tokens": 20, **settings}
@@ -90,6 +91,7 @@ def run(
         pad_id=pad_id,
         decode=spell,
         groups=groups,
+        on_tokens=on_tokens,
     )
 
 
@@ -405,3 +407,20 @@ def test_logits_that_are_not_finite_are_reported(settings: dict[str, Any]):
         lm.get_parameter("transformer.wpe.weight")[9] = torch.nan  # only rows that get to position 9
     with pytest.raises(ValueError, match=r"logits of row 1: not finite \(1 of 2 rows\); the weights have diverged"):
         run(lm, prompts_of([[5], [6] * 9]), stop_ids=[], max_new_tokens=4, **settings)
+
+
+@pytest.mark.parametrize("max_rows", [256, 3])
+def test_a_listener_hears_every_token_once_and_none_after_the_end(max_rows: int):
+    heard: dict[int, list[int]] = {}
+
+    def listen(rows: list[int], ids: list[int]) -> None:
+        for row, token in zip(rows, ids, strict=True):
+            heard.setdefault(row, []).append(token)
+
+    settings: dict[str, Any] = {"max_new_tokens": 8, "max_rows": max_rows}
+    stop_ids = [0, 3, *range(20, 24)]  # some rows end early, so the batch is compacted on the way
+    quiet = run(MODELS["llama"], stop_ids=stop_ids, **settings)
+    loud = run(MODELS["llama"], stop_ids=stop_ids, on_tokens=listen, **settings)
+    assert loud.ended.any() and not loud.ended.all()
+    assert torch.equal(quiet.sequences.ids, loud.sequences.ids)
+    assert heard == dict(enumerate(responses(loud)))

@@ -1,0 +1,211 @@
+"""One model in a conversation: what it has heard and said, as the token ids that it saw."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from rlhf.data.templates import Chat, Plain, encode, with_bos
+from rlhf.engines.inference import Sampling, sample
+from rlhf.errors import UserError
+from rlhf.interfaces import LanguageModel, Scorer, Template
+from rlhf.models.tokenizer import UNDECODABLE, TextStream, pad_id
+from rlhf.types import Prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Answer(NamedTuple):
+    """What a model has said.
+
+    Attributes:
+        text: For people: without the end token and without bytes that are no character.
+        ids: The ids drawn, the end token included.
+        ended: Whether the model ended it, rather than the length limit or the person.
+        score: The reward model's, where there is one and the answer was not stopped.
+    """
+
+    text: str
+    ids: list[int]
+    ended: bool
+    score: float | None = None
+
+
+class Turn(NamedTuple):
+    """What was said, and what was answered."""
+
+    user: str
+    answer: Answer
+
+
+@dataclass
+class Speaker:
+    """A model with its own history of the conversation.
+
+    Attributes:
+        name: What it is called beside another.
+        model: The language model.
+        template: How texts become tokens: that of its training, where it is known.
+        sampling: How it was sampled from in training, or the defaults.
+        scorer: A reward model that judges its answers; None for none.
+        system: What it is told before the conversation.
+        turns: The conversation so far.
+        forgotten: Turns, the oldest, that no longer fit into its context.
+    """
+
+    name: str
+    model: LanguageModel
+    template: Template
+    sampling: Sampling
+    scorer: Scorer | None = None
+    system: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+    forgotten: int = 0
+
+    def reply(
+        self, user: str, sampling: Sampling, *, seed: int, counter: int, on_text: Callable[[str], None] | None = None
+    ) -> Answer:
+        """Answers, and takes both into the history. Ctrl-C ends the answer where it stands.
+
+        Args:
+            user: What is said to the model.
+            sampling: How to draw.
+            seed: Of the random numbers.
+            counter: Which of the seed's sequences of random numbers: the same gives the same answer.
+            on_text: Told each piece of the answer as it comes, in whole characters.
+        """
+        prompt, sampling = self._fitting(user, sampling)
+        end = self.template.end_id(self.model.tokenizer)
+        stops = sampling.stop_ids(self.model.tokenizer, end)
+        ids: list[int] = []
+        stream = TextStream(self.model.tokenizer)
+        pieces: list[str] = []
+
+        def listen(_: list[int], drawn: list[int]) -> None:
+            ids.append(drawn[0])
+            piece = "" if drawn[0] in stops else stream.push(drawn[0]).replace(UNDECODABLE, "")
+            pieces.append(piece)
+            if piece and on_text is not None:
+                on_text(piece)
+
+        ended, score = False, None
+        try:
+            rollout = sample(
+                self.model.module,
+                Prompts([prompt], [user], ["chat"]),
+                sampling,
+                seed=seed,
+                counters=[counter],
+                stop_ids=stops,
+                pad_id=pad_id(self.model.tokenizer),
+                decode=lambda drawn: cast(str, self.model.tokenizer.decode(drawn, skip_special_tokens=False)),
+                on_tokens=listen,
+            )
+            ended = bool(rollout.ended[0])
+            if self.scorer is not None:
+                score = float(self.scorer(rollout).total[0])
+        except KeyboardInterrupt:
+            pass
+        answer = Answer("".join(pieces), ids, ended, score)
+        self.turns.append(Turn(user, answer))
+        return answer
+
+    def prompt(self, user: str | None = None) -> list[int]:
+        """Ids of the conversation as the model is given it, before it answers ``user``."""
+        turns = self.turns[self.forgotten :]
+        if isinstance(self.template, Chat):
+            return self._chat_prompt(turns, user)
+        tokenizer = self.model.tokenizer
+        users = [turn.user for turn in turns] + ([] if user is None else [user])
+        if users and self.system:
+            users[0] = f"{self.system}\n{users[0]}"
+        ids: list[int] = []
+        for index, text in enumerate(users):
+            asked = self.template.prompt(text, tokenizer)
+            # The beginning of a sequence is its first token and no other.
+            ids += asked if index == 0 or with_bos(asked[1:], tokenizer) != asked else asked[1:]
+            if index < len(turns):
+                ids += turns[index].answer.ids
+        return ids
+
+    def _chat_prompt(self, turns: Sequence[Turn], user: str | None) -> list[int]:
+        """By the tokenizer's own template, which knows texts only."""
+        tokenizer = self.model.tokenizer
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in turns:
+            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer.text}]
+        if user is not None:
+            messages.append({"role": "user", "content": user})
+        if not messages:
+            return []
+        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=user is not None, tokenize=False)
+        return with_bos(encode(str(rendered), tokenizer), tokenizer)
+
+    def _fitting(self, user: str, sampling: Sampling) -> tuple[list[int], Sampling]:
+        """The prompt, and a sampling that stays within the model's positions.
+
+        The oldest turns are forgotten until the answer has the room it may take, or half of all positions.
+        """
+        limit = getattr(self.model.module.config.get_text_config(), "max_position_embeddings", None)
+        prompt = self.prompt(user)
+        if limit is None:
+            return prompt, sampling
+        while self.forgotten < len(self.turns) and limit - len(prompt) < min(sampling.max_new_tokens, limit // 2):
+            self.forgotten += 1
+            prompt = self.prompt(user)
+        room = min(limit - len(prompt), sampling.max_new_tokens)
+        if room < 1:
+            raise UserError(f"what you say has {len(prompt)} tokens, but the model has {limit} positions; say less")
+        least = min(sampling.min_new_tokens, room)
+        return prompt, dataclasses.replace(sampling, max_new_tokens=room, min_new_tokens=least)
+
+    def undo(self) -> Turn | None:
+        """Takes the last turn back; None where there is none."""
+        turn = self.turns.pop() if self.turns else None
+        self.forgotten = min(self.forgotten, len(self.turns))
+        return turn
+
+    def clear(self) -> None:
+        """Forgets the conversation, not what the model was told before it."""
+        self.turns.clear()
+        self.forgotten = 0
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat messages: what a file keeps."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer.text}]
+        return messages
+
+    def restore(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Takes a conversation up; its answers become ids as a response of the training data would.
+
+        Raises:
+            UserError: the messages are no conversation of a user and an assistant in turn.
+        """
+        system, turns, user = None, [], None
+        for number, message in enumerate(messages, 1):
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(content, str):
+                raise UserError(f"message {number}: content is {content!r}; it must be a text")
+            if role == "system" and number == 1:
+                system = content
+            elif role == "user" and user is None:
+                user = content
+            elif role == "assistant" and user is not None:
+                ids = self.template.response(content, self.model.tokenizer)
+                turns.append(Turn(user, Answer(content, ids, True)))
+                user = None
+            else:
+                raise UserError(f"message {number}: role {role!r} out of turn; user and assistant must alternate")
+        self.clear()
+        self.system = system
+        self.turns += turns
+
+
+def default_template(tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The template of a model of which no run has told: the tokenizer's own for chats, else the bare text."""
+    return Plain() if tokenizer.chat_template is None else Chat()

@@ -1,0 +1,19 @@
+"""What a stage's data came to, in ``data.json``: rows by source, and what was dropped for which reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlhf.data.dataset import Prepared
+from rlhf.files import atomic_text
+
+DATA = "data.json"
+
+
+def write_summary(directory: Path, data: Prepared, *, mixture: Prepared | None = None) -> None:
+    """Writes the summary of a stage's data, and of its mixture's where it has one, in place of an older file."""
+    parts = {"data": data, "mixture": mixture}
+    summary = {name: part.summary() for name, part in parts.items() if part is not None}
+    directory.mkdir(parents=True, exist_ok=True)
+    atomic_text(directory / DATA, json.dumps(summary, indent=2))

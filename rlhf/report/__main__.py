@@ -1,0 +1,52 @@
+"""``python -m rlhf.report RUN…``: one HTML page with what a run, or several, came to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf.command import guarded, prepare_environment
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.report",
+        description="Writes one HTML page with what a run came to: curves, answers, tokens, data, settings, and what "
+        "to look at. Several runs are drawn over each other. The page opens without a network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run, such as runs/quickstart")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE.html",
+        help="where to write; else report.html in the run's folder, or in the folder that holds all the runs",
+    )
+    return parser
+
+
+def _report(argv: Sequence[str] | None) -> int:
+    options = _parser().parse_args(argv)
+    from rlhf.report.page import write_report
+
+    print(f"report: {write_report(options.runs, options.output)}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; see ``--help``.
+
+    Args:
+        argv: Arguments; those of the process where not given.
+
+    Returns:
+        Exit code: 0 done, 1 a folder is no run or a package is missing, 2 wrong arguments.
+    """
+    prepare_environment()
+    return guarded(lambda: _report(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

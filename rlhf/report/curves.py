@@ -1,0 +1,210 @@
+"""Which figures a report draws, together and under which names; the same for every algorithm that has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.report.runs import RunRecord, Series, StageRecord
+
+MOST_POINTS = 800
+"""Longer curves are drawn by the mean of several steps a point."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of some figures.
+
+    Attributes:
+        title: What it shows.
+        unit: Of the vertical axis.
+        lines: Name of each line by figure. ``*`` in a figure's name stands for any word, which the title may repeat.
+    """
+
+    title: str
+    unit: str
+    lines: dict[str, str]
+
+
+def _one(figure: str, title: str, unit: str) -> Chart:
+    return Chart(title, unit, {figure: ""})
+
+
+def _with_heldout(title: str, unit: str, rollouts: str, evaluation: str) -> Chart:
+    """A figure of the rollouts with the same of the held-out prompts."""
+    labels = {f"eval/{evaluation}": "held-out prompts", f"eval/ema/{evaluation}": "held-out prompts, EMA"}
+    return Chart(title, unit, {rollouts: "rollouts", **labels})
+
+
+GROUPS: dict[str, list[Chart]] = {
+    "Reward": [
+        Chart(
+            "Score on held-out prompts", "per response", {"eval/score": "policy", "eval/ema/score": "its average (EMA)"}
+        ),
+        Chart(
+            "Score by the judge “*”, held-out prompts",
+            "per response",
+            {"eval/*_score": "policy", "eval/ema/*_score": "its average (EMA)"},
+        ),
+        _one("reward/score", "Score of the rollouts", "per response"),
+        _one("reward/total", "Reward after the KL penalty", "per response"),
+        _one("reward/*", "Part “*” of the score", "per response"),
+    ],
+    "Distance from the reference": [
+        Chart(
+            "KL from the reference",
+            "nats per response",
+            {"kl/sequence": "rollouts", "eval/kl": "held-out prompts", "eval/ema/kl": "held-out prompts, EMA"},
+        ),
+        Chart(
+            "KL from the reference, by estimator",
+            "nats per token",
+            {"kl/ref_k1": "k1", "kl/ref_k2": "k2", "kl/ref_k3": "k3"},
+        ),
+        _one("kl/coef", "Weight of the KL penalty", "β"),
+    ],
+    "Answers": [
+        _one("policy/entropy", "Entropy", "nats per token"),
+        Chart(
+            "Length",
+            "tokens per response",
+            {
+                "rollout/length": "rollouts",
+                "eval/length": "held-out prompts",
+                "eval/ema/length": "held-out prompts, EMA",
+            },
+        ),
+        _with_heldout(
+            "Cut by the length limit", "share of responses", "rollout/truncated_fraction", "truncated_fraction"
+        ),
+        Chart(
+            "Different word pairs (distinct-2)",
+            "share of all pairs",
+            {"eval/distinct_2": "policy", "eval/ema/distinct_2": "its average (EMA)"},
+        ),
+    ],
+    "Losses": [
+        Chart("Loss", "nats", {"loss": "training", "eval/loss": "held out"}),
+        _one("eval/perplexity", "Perplexity, held out", ""),
+        Chart(
+            "Accuracy: pairs ordered rightly",
+            "share of pairs",
+            {"accuracy": "training", "eval/accuracy": "held out"},
+        ),
+        _one("eval/margin", "Score of the chosen minus the rejected, held out", "score"),
+        _one("eval/ties", "Pairs of equal scores, held out", "share of pairs"),
+        _one("loss/policy", "Policy loss", "per token"),
+        _one("loss/value", "Value loss", "per token"),
+    ],
+    "Value": [
+        _one("value/explained_variance", "Explained variance of the returns", "1 is perfect, below 0 harmful"),
+        _one("advantage/std", "Deviation of the advantages", "per token"),
+        _one("advantage/mean", "Mean of the advantages", "per token"),
+    ],
+    "Update": [
+        _one("policy/approx_kl", "KL from the policy that sampled", "nats per token"),
+        _one("policy/clip_fraction", "Clipped tokens", "share of tokens"),
+        _one("policy/ratio_max", "Largest probability ratio", "new ÷ old"),
+        _one("rollout/logprob_gap", "Trainer against sampler", "nats per token"),
+        Chart(
+            "Norm of the gradient, before clipping",
+            "L2",
+            {"grad_norm/policy": "policy or model", "grad_norm/value": "critic"},
+        ),
+        Chart("Learning rate", "", {"lr/policy": "policy or model", "lr/value": "critic"}),
+        Chart("Norms of two gradients", "L2", {"gradient/policy_norm": "policy", "gradient/mixture_norm": "mixture"}),
+        _one("gradient/cosine", "Angle between policy's and mixture's gradient", "cosine"),
+    ],
+    "Terms of the loss": [_one("loss/total", "All terms, weighted", ""), _one("loss/*", "Term “*”", "")],
+    "Speed and memory": [
+        Chart(
+            "Tokens",
+            "per second",
+            {"throughput/rollout_tokens_per_s": "sampled", "throughput/train_tokens_per_s": "trained on"},
+        ),
+        _one("throughput/samples_per_s", "Responses, rows or pairs", "per second"),
+        Chart(
+            "Time",
+            "seconds",
+            {
+                "time/rollout": "sampling",
+                "time/score": "scoring",
+                "time/train": "updating",
+                "time/switch": "switching",
+                "time/save": "saving",
+            },
+        ),
+        _one("memory/peak_gb", "Peak memory", "GB"),
+    ],
+}
+FURTHER = "Further figures"
+OPEN = ("Reward", "Distance from the reference", "Answers", "Losses", "Value", FURTHER)
+"""Groups that are unfolded when the page opens."""
+TOLD_ELSEWHERE = ("update/", "data/", "normalisation/")
+
+
+def charts(names: Iterable[str]) -> dict[str, list[Chart]]:
+    """The charts of the given figures, by group, patterns filled in; every figure stands in one of them at most."""
+    left = [name for name in names if not name.startswith(TOLD_ELSEWHERE)]
+    groups: dict[str, list[Chart]] = {}
+    for group, patterns in GROUPS.items():
+        found = [chart for pattern in patterns for chart in _filled(pattern, left)]
+        if found:
+            groups[group] = found
+    further = [_one(name, name, "") for name in left if not name.endswith("_std")]
+    return {**groups, FURTHER: further} if further else groups
+
+
+def _filled(pattern: Chart, left: list[str]) -> list[Chart]:
+    """The charts of a pattern for those figures that are left, which are taken out."""
+    words: dict[str, dict[str, str]] = {}
+    for figure, label in pattern.lines.items():
+        expression = re.compile(re.escape(figure).replace(r"\*", "([^/]+)"))
+        for name in [*left]:
+            if match := expression.fullmatch(name):
+                words.setdefault("".join(match.groups()), {})[name] = label
+                left.remove(name)
+    return [Chart(pattern.title.replace("*", word), pattern.unit, lines) for word, lines in words.items()]
+
+
+def traces(
+    chart: Chart, stages: Sequence[tuple[RunRecord, StageRecord]], runs: Sequence[RunRecord]
+) -> list[dict[str, Any]]:
+    """The lines of a chart, as the page draws them: each run's stage by each figure.
+
+    Args:
+        chart: What to draw.
+        stages: The runs that have the stage, with it.
+        runs: All runs of the page: a run has one colour throughout.
+    """
+    found, several = [], len(runs) > 1
+    for run, stage in stages:
+        for index, (figure, label) in enumerate(chart.lines.items()):
+            series = thinned(stage.series(figure), largest=figure.endswith("_max"))
+            if series.values:
+                names = [run.name if several else "", label if len(chart.lines) > 1 else ""]
+                found.append(
+                    {
+                        "x": series.steps,
+                        "y": series.values,
+                        "iterations": series.iterations,
+                        "name": " · ".join(part for part in names if part) or figure,
+                        "figure": figure,
+                        "colour": runs.index(run) if several else index,
+                        "dash": index if several else 0,
+                    }
+                )
+    return found
+
+
+def thinned(series: Series, *, largest: bool = False, most: int = MOST_POINTS) -> Series:
+    """At most ``most`` points, each the mean (or the largest) of equally many steps, at the last of them."""
+    every = -(-len(series.values) // most)
+    if every <= 1:
+        return series
+    ends = [*range(every, len(series.values), every), len(series.values)]
+    parts = [series.values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    values = [max(part) if largest else sum(part) / len(part) for part in parts]
+    return Series([series.steps[end - 1] for end in ends], values, [series.iterations[end - 1] for end in ends])

@@ -1,0 +1,270 @@
+"""What to look at: rules that go over a stage's figures and answers and say, with the number, what is odd.
+
+A rule names a symptom, not its cause. The bounds are those at which people have found such runs worth a look; they are
+listed in ``docs/after-a-run.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rlhf.report import samples
+from rlhf.report.runs import StageRecord
+from rlhf.report.trends import deviation, either, gain, late, peak, score_name, score_text, trend
+
+RISE = 0.25
+"""A score has risen, or fallen, by this many deviations of the first evaluation's scores."""
+ALIKE = 0.75
+"""distinct-2 below this share of its start."""
+REPEATED = 0.2
+"""Share of a text's word pairs that it has had before: more than this above the start."""
+ONE_WORD = 0.15
+"""One word is this share of all words, and three times as frequent as at the start."""
+LONGER = 1.5
+SHORTER = 0.5
+KL = 20.0
+"""Nats per response."""
+CUT = 0.3
+"""Share of responses cut by the length limit."""
+ENTROPY = 0.3
+"""Share of the entropy at the start."""
+RATIO = 10.0
+CLIPPED = 0.4
+GAP = 0.1
+"""Nats per token between trainer and sampler."""
+DROPPED = 0.1
+"""Share of a source's rows."""
+OVERFIT = 1.05
+"""Held-out loss at the end over its least."""
+GUESSING = 0.6
+"""Accuracy of a reward model."""
+
+
+class Finding(NamedTuple):
+    """Something odd.
+
+    Attributes:
+        title: What it is.
+        text: The numbers, and what they may mean.
+        figure: Name of a figure whose curve shows it; "" where none does.
+        grave: Whether the result should not be used before it is understood.
+    """
+
+    title: str
+    text: str
+    figure: str = ""
+    grave: bool = True
+
+
+# ---------------------------------------------------------------------------------------------------- rules: answers
+
+
+def over_optimised(stage: StageRecord) -> Iterator[Finding]:
+    """The score rises, and a judge that is not trained on falls from its best."""
+    if not score_name(stage) or (gain(stage, score_name(stage)) or 0.0) <= RISE:
+        return
+    for name in stage.names:
+        if not (name.startswith("eval/") and name.endswith("_score")) or name.startswith("eval/ema/"):
+            continue
+        ends, best = trend(stage, name), peak(stage, name)
+        if ends is None or best is None or (best[0] - ends.last) / deviation(stage, name) <= RISE:
+            continue
+        judge = name.removeprefix("eval/").removesuffix("_score")
+        text = (
+            f"{score_text(stage)}; the judge “{judge}”, which is not trained on, falls from {best[0]:.3g} at "
+            f"{best[1]} to {ends.last:.3g}. What is learnt is the reward, not what it stands for."
+        )
+        yield Finding(f"The reward rises while “{judge}” falls", text, name)
+
+
+def alike(stage: StageRecord) -> Iterator[Finding]:
+    """Answers to different prompts become alike."""
+    ends = trend(stage, "eval/distinct_2")
+    if ends is None or ends.first <= 0 or ends.last >= ALIKE * ends.first:
+        return
+    rises = bool(score_name(stage)) and (gain(stage, score_name(stage)) or 0.0) > RISE
+    title = "The reward rises while the answers become alike" if rises else "The answers become alike"
+    head = f"{score_text(stage)}; of" if score_text(stage) else "Of"
+    text = (
+        f"{head} all word pairs in the answers to the held-out prompts, {ends.first:.0%} were different at the start "
+        f"and {ends.last:.0%} are at the end (distinct-2)."
+    )
+    yield Finding(title, text, "eval/distinct_2")
+
+
+def repetitive(stage: StageRecord) -> Iterator[Finding]:
+    """Answers repeat themselves, or one word."""
+    found = samples.evaluations(stage)
+    if len(found) < 2:
+        return
+    numbers = list(found)
+    first, last = ([str(row["response"]) for row in found[number]] for number in (numbers[0], numbers[-1]))
+    before, after = samples.repetition(first), samples.repetition(last)
+    if after - before > REPEATED:
+        text = (
+            f"{after:.0%} of the word pairs of an answer stood in it before, in the evaluation of iteration "
+            f"{numbers[-1]}; {before:.0%} in that of iteration {numbers[0]}."
+        )
+        yield Finding("The answers repeat themselves", text, "eval/distinct_2")
+    word, share = samples.commonest(last)
+    earlier = samples.share_of(word, first)
+    if share > ONE_WORD and share > 3 * earlier:
+        text = (
+            f"“{word}” is {share:.0%} of all words in the evaluation of iteration {numbers[-1]}, and was "
+            f"{earlier:.1%} in that of iteration {numbers[0]}. {score_text(stage) or 'The score is not known'}."
+        )
+        yield Finding(f"One word takes over: “{word}”", text, score_name(stage))
+
+
+def lengths(stage: StageRecord) -> Iterator[Finding]:
+    """Answers become much longer or shorter, or do not end."""
+    name = either(stage, "eval/length", "rollout/length")
+    ends = trend(stage, name) if name else None
+    if ends is not None and ends.first > 0 and not SHORTER < ends.last / ends.first < LONGER:
+        title = "The answers grow" if ends.last > ends.first else "The answers shrink"
+        text = f"From {ends.first:.3g} to {ends.last:.3g} tokens. {score_text(stage)}".rstrip() + "."
+        yield Finding(title, text.replace("..", "."), name)
+    name = either(stage, "eval/truncated_fraction", "rollout/truncated_fraction")
+    ends = trend(stage, name) if name else None
+    if ends is not None and ends.last > CUT:
+        text = (
+            f"{ends.last:.0%} of the responses are cut at the end of training, {ends.first:.0%} at its start. Raise "
+            "sampling.max_new_tokens, or set missing_end_penalty."
+        )
+        yield Finding("Many answers are cut by the length limit", text, name)
+
+
+# ----------------------------------------------------------------------------------------------------- rules: policy
+
+
+def far(stage: StageRecord) -> Iterator[Finding]:
+    """The policy is far from the reference."""
+    name = either(stage, "kl/sequence", "eval/kl")
+    top = peak(stage, name) if name else None
+    if top is not None and top[0] > KL:
+        text = (
+            f"{top[0]:.3g} nats per response at {top[1]}. The reward model, if it is one that was trained, has seen "
+            "little of what the policy writes there."
+        )
+        yield Finding("The policy is far from the reference", text, name)
+
+
+def certain(stage: StageRecord) -> Iterator[Finding]:
+    """The entropy has collapsed."""
+    ends = trend(stage, "policy/entropy")
+    if ends is not None and ends.first > 0 and ends.last < ENTROPY * ends.first:
+        text = f"From {ends.first:.3g} to {ends.last:.3g} nats per token: the policy hardly explores any more."
+        yield Finding("The entropy has collapsed", text, "policy/entropy")
+
+
+def updates(stage: StageRecord) -> Iterator[Finding]:
+    """Steps that are too large, or measured against the wrong log-probabilities."""
+    top = peak(stage, "policy/ratio_max")
+    if top is not None and top[0] > RATIO:
+        text = f"A token became {top[0]:.3g} times as probable within one update, at {top[1]}: the steps are large."
+        yield Finding("Large probability ratios", text, "policy/ratio_max", grave=False)
+    share = late(stage, "policy/clip_fraction")
+    if share is not None and share > CLIPPED:
+        text = f"{share:.0%} of the tokens have no gradient any more, in the last quarter of training."
+        yield Finding("Most of the update is clipped", text, "policy/clip_fraction", grave=False)
+    top = peak(stage, "rollout/logprob_gap")
+    if top is not None and top[0] > GAP:
+        text = (
+            f"{top[0]:.3g} nats per token at {top[1]}. The ratios are measured against probabilities that nothing "
+            "was drawn from."
+        )
+        yield Finding("Trainer and sampler disagree", text, "rollout/logprob_gap")
+
+
+def critic(stage: StageRecord) -> Iterator[Finding]:
+    """The critic does harm."""
+    share = late(stage, "value/explained_variance")
+    if share is not None and share < 0:
+        text = f"{share:.3g} in the last quarter of training: the returns' mean would predict them better."
+        yield Finding("The critic explains less than nothing", text, "value/explained_variance")
+
+
+def signal(stage: StageRecord) -> Iterator[Finding]:
+    """There is nothing to learn from, or nothing is learnt."""
+    share = late(stage, "advantage/std")
+    if share is not None and share < 1e-3:
+        text = f"The advantages' deviation is {share:.2g} in the last quarter of training."
+        yield Finding("The advantages carry no signal", text, "advantage/std")
+    name = score_name(stage)
+    rise = gain(stage, name) if name and len(stage.series(name).values) > 2 else None
+    if rise is not None and rise < RISE and "policy/entropy" in stage.names:
+        yield Finding("The score has not risen", f"{score_text(stage)}.", name, grave=False)
+
+
+# ------------------------------------------------------------------------------------------------------ rules: data
+
+
+def learning(stage: StageRecord) -> Iterator[Finding]:
+    """A loss that does not fall, or falls on the training rows alone; a reward model that guesses."""
+    heldout = stage.series("eval/loss").values
+    if len(heldout) > 1 and heldout[-1] > OVERFIT * min(heldout):
+        text = f"{heldout[-1]:.3g} at the end, {min(heldout):.3g} at its best: fewer epochs would do better."
+        yield Finding("The held-out loss rises again", text, "eval/loss")
+    ends = trend(stage, "loss")
+    if ends is not None and len(stage.series("loss").values) >= 10 and ends.last > 0.99 * ends.first:
+        yield Finding("The loss does not fall", f"{ends.first:.3g} at the start, {ends.last:.3g} at the end.", "loss")
+    accuracy = stage.series("eval/accuracy").values
+    if accuracy and accuracy[-1] < GUESSING:
+        text = f"{accuracy[-1]:.1%} of the held-out pairs are ordered rightly; guessing gives 50%."
+        yield Finding("The reward model is little better than guessing", text, "eval/accuracy")
+
+
+def data(stage: StageRecord) -> Iterator[Finding]:
+    """Rows that were dropped, and evaluations that are missing."""
+    for part in stage.data.values():
+        for source, counts in part.items():
+            dropped = sum(counts["dropped"].values())
+            total = dropped + counts["train"] + counts["heldout"]
+            if dropped > DROPPED * total:
+                reasons = ", ".join(f"{reason} {count}" for reason, count in counts["dropped"].items())
+                text = f"{dropped} of {total} rows ({dropped / total:.0%}) of “{source}” were not used: {reasons}."
+                yield Finding("Many rows were dropped", text, grave=False)
+    if stage.metrics and not any(name.startswith("eval/") for name in stage.names):
+        text = "There are no figures on held-out rows: hold some out, and set evaluation.every in an on-policy stage."
+        yield Finding("Nothing was evaluated", text, grave=False)
+
+
+def numbers(stage: StageRecord) -> Iterator[Finding]:
+    """Figures that were not finite."""
+    bad = {name: [row for row in stage.metrics if name in row and row[name] is None] for name in stage.names}
+    if bad := {name: rows for name, rows in bad.items() if rows}:
+        places = [f"{name} in {len(rows)} lines, first at step {rows[0].get('step')}" for name, rows in bad.items()]
+        yield Finding("Figures that are no numbers", "; ".join(places[:5]) + ".", grave=False)
+
+
+def unfinished(stage: StageRecord) -> Iterator[Finding]:
+    """A stage that has not ended."""
+    if stage.state == "unfinished":
+        last = stage.metrics[-1] if stage.metrics else {}
+        where = f"iteration {last['iteration']:g}" if "iteration" in last else f"step {last.get('step', 0):g}"
+        text = f"It was interrupted, or is still running: its figures end at {where}. Running it again continues it."
+        yield Finding("The stage is not finished", text)
+
+
+RULES: tuple[Callable[[StageRecord], Iterator[Finding]], ...] = (
+    unfinished,
+    over_optimised,
+    alike,
+    repetitive,
+    lengths,
+    far,
+    certain,
+    critic,
+    signal,
+    learning,
+    updates,
+    numbers,
+    data,
+)
+
+
+def findings(stage: StageRecord) -> list[Finding]:
+    """All that the rules find in a stage, grave ones first."""
+    found = [finding for rule in RULES for finding in rule(stage)]
+    return sorted(found, key=lambda finding: not finding.grave)

@@ -1,0 +1,218 @@
+"""Puts the page together: what was read becomes views, the views become HTML."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.errors import UserError
+from rlhf.files import atomic_text
+from rlhf.report import settings
+from rlhf.report.curves import OPEN, Chart, charts, traces
+from rlhf.report.findings import Finding, findings
+from rlhf.report.runs import RunRecord, StageRecord, read_runs
+from rlhf.report.samples import Story, marked, stories
+from rlhf.report.tokens import Sampled, finite, sampled, scales
+
+TILES = (
+    ("eval/score", "reward/score"),
+    ("eval/*_score",),
+    ("kl/sequence",),
+    ("policy/entropy",),
+    ("eval/length", "rollout/length"),
+    ("eval/distinct_2",),
+    ("eval/loss", "loss"),
+    ("eval/perplexity",),
+    ("eval/accuracy",),
+    ("eval/margin",),
+)
+"""The figures at the head of a stage: of each line the first that is there."""
+
+
+class MissingPackage(UserError):
+    """What draws the page is not installed."""
+
+
+class Tile(NamedTuple):
+    """First and last value of a figure in each run."""
+
+    title: str
+    unit: str
+    values: list[tuple[float, float] | None]
+
+
+class Figure(NamedTuple):
+    """A chart of the page, with the key of its data."""
+
+    key: str
+    chart: Chart
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage as the page shows it, of all runs that have it.
+
+    Attributes:
+        name: Of the stage.
+        records: Each run with its stage, in the order of the runs.
+        tiles: The headline figures.
+        groups: Charts by group.
+        stories: Per run, the fixed prompts and how the answers to them change.
+        rollouts: Per run, sampled rollouts with figures per token.
+        scales: Per run, the layers by which tokens can be coloured.
+    """
+
+    name: str
+    records: list[tuple[RunRecord, StageRecord]]
+    tiles: list[Tile]
+    groups: dict[str, list[Figure]]
+    stories: dict[str, list[Story]]
+    rollouts: dict[str, list[Sampled]]
+    scales: dict[str, list[dict[str, Any]]]
+
+
+def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
+    """Writes the report of one run, or of several beside each other.
+
+    Args:
+        directories: Folders of the runs.
+        output: Where to write; ``report.html`` in the run's folder, or in the folder that holds all of them, where not
+            given.
+
+    Returns:
+        The file written.
+
+    Raises:
+        UserError: a folder is no run.
+        MissingPackage: a package that draws the page is not installed.
+    """
+    runs = read_runs(list(directories))
+    if output is None:
+        above = os.path.commonpath([run.directory.absolute() for run in runs])
+        output = runs[0].directory if len(runs) == 1 else Path(above)
+        output /= "report.html"
+    page = render(runs)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    atomic_text(output, page)
+    return output
+
+
+def render(runs: Sequence[RunRecord]) -> str:
+    """The page as HTML."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        name = str(error.name).partition(".")[0]
+        raise MissingPackage(
+            f"report: not written, the package {name} is missing; pip install 'rlhf[report]'"
+        ) from None
+    data: dict[str, Any] = {"charts": {}, "tokens": {}}
+    stages = [_stage_view(name, runs, data) for name in dict.fromkeys(s.name for run in runs for s in run.stages)]
+    environment = Environment(
+        loader=PackageLoader("rlhf.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {"number": number, "duration": duration, "marked": marked}
+    own = files("rlhf.report")
+    return environment.get_template("page.html.j2").render(
+        runs=runs,
+        stages=stages,
+        findings=_all_findings(runs),
+        anchors=_anchors(stages),
+        data=data,
+        changes={run.name: settings.changes(run.config) for run in runs},
+        differences=settings.differences([{**run.config, "name": ""} for run in runs]),
+        configs={run.name: (run.directory / "config.yaml").read_text(encoding="utf-8") for run in runs},
+        open_groups=OPEN,
+        written=datetime.now().astimezone(),
+        style=Markup(own.joinpath("page.css").read_text(encoding="utf-8")),
+        script=Markup(own.joinpath("page.js").read_text(encoding="utf-8")),
+        # Compressed, the library of the charts is 2 MB of the page instead of 5.
+        plotly=base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),
+        nonce=secrets.token_urlsafe(16),
+    )
+
+
+def _all_findings(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, StageRecord, Finding]]:
+    """Run by run, grave ones first."""
+    found = [(run, stage, finding) for run in runs for stage in run.stages for finding in findings(stage)]
+    return sorted(found, key=lambda entry: (runs.index(entry[0]), not entry[2].grave))
+
+
+def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> StageView:
+    """The view of a stage; what its charts and tokens are drawn from goes into ``data``."""
+    records = [(run, stage) for run in runs if (stage := run.stage(name)) is not None]
+    names = list(dict.fromkeys(figure for _, stage in records for figure in stage.names))
+    groups: dict[str, list[Figure]] = {}
+    for group, members in charts(names).items():
+        drawn = []
+        for chart in members:
+            lines = traces(chart, records, runs)
+            if any(len(line["x"]) > 1 for line in lines):
+                key = f"chart-{len(data['charts']) + 1}"
+                data["charts"][key] = {"title": chart.title, "traces": lines}
+                drawn.append(Figure(key, chart))
+        if drawn:
+            groups[group] = drawn
+    rollouts = {run.name: found for run, stage in records if (found := sampled(stage))}
+    layers = {run: list(scales(found)) for run, found in rollouts.items()}
+    for run, found in rollouts.items():
+        data["tokens"][f"{run}/{name}"] = {"layers": layers[run], "rollouts": [one.layers for one in found]}
+    told = {run.name: found for run, stage in records if (found := stories(stage))}
+    return StageView(name, records, _tiles(names, records), groups, told, rollouts, layers)
+
+
+def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -> list[Tile]:
+    titles = {figure: chart for group in charts(names).values() for chart in group for figure in chart.lines}
+    tiles = []
+    for choice in TILES:
+        judges = [n for n in names if n.startswith("eval/") and n.endswith("_score") and n.count("/") == 1]
+        wanted = judges if choice == ("eval/*_score",) else [n for n in choice if n in names][:1]
+        for figure in wanted:
+            series = [stage.series(figure).values for _, stage in records]
+            ends = [(values[0], values[-1]) if values else None for values in series]
+            chart = titles[figure]
+            label = chart.lines[figure]
+            title = f"{chart.title}, {label}" if len(chart.lines) > 1 and label != "policy" else chart.title
+            tiles.append(Tile(title, chart.unit, ends))
+    return tiles
+
+
+def _anchors(stages: Sequence[StageView]) -> dict[tuple[str, str], str]:
+    """Where a figure of a stage is drawn."""
+    return {
+        (stage.name, name): figure.key
+        for stage in stages
+        for group in stage.groups.values()
+        for figure in group
+        for name in figure.chart.lines
+    }
+
+
+def number(value: float | None) -> str:
+    """A figure as people read it: four digits, no exponent where it can be helped."""
+    if value is None or finite(value) is None:
+        return "—"
+    if value == int(value) and abs(value) < 1e6:
+        text = f"{int(value)}"
+    else:
+        text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+    return text.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """A span of time in its two largest units."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"

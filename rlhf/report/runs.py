@@ -1,0 +1,183 @@
+"""What a run has left in its folder, read as it is: nothing of it is imported or built."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rlhf.errors import UserError
+from rlhf.files import read_json_lines
+from rlhf.metrics import read_metrics
+from rlhf.yaml_files import read_yaml
+
+State = Literal["finished", "unfinished", "not started"]
+
+
+class Use(NamedTuple):
+    """One stage reads what another left.
+
+    Attributes:
+        setting: Where in its settings, such as ``policy.path``.
+        stage: The other stage.
+        output: What of it: ``model`` or ``ema``.
+    """
+
+    setting: str
+    stage: str
+    output: str
+
+
+class Series(NamedTuple):
+    """One figure over the optimiser steps of a stage; lines that lack it, or where it is no number, are left out."""
+
+    steps: list[float]
+    values: list[float]
+    iterations: list[float | None]
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage of a run.
+
+    Attributes:
+        name: Of the stage.
+        directory: Its folder, which need not be there.
+        settings: ``class_path`` and ``init_args`` from the run's ``config.yaml``.
+        uses: The earlier stages that it reads.
+    """
+
+    name: str
+    directory: Path
+    settings: dict[str, Any]
+    uses: list[Use] = field(default_factory=list)
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm's class."""
+        return str(self.settings.get("class_path", "?")).rpartition(".")[2]
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``."""
+        return read_metrics(self.directory)
+
+    @cached_property
+    def done(self) -> dict[str, Any] | None:
+        """What the stage wrote when it ended; None before."""
+        return _json(self.directory / "done.json")
+
+    @cached_property
+    def data(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What its data came to: by part (``data``, ``mixture``) and source."""
+        return _json(self.directory / "data.json") or {}
+
+    @property
+    def state(self) -> State:
+        """How far it has come. A stage that is running now cannot be told from one that was interrupted."""
+        if self.done is not None:
+            return "finished"
+        return "unfinished" if (self.directory / "stage.json").exists() else "not started"
+
+    @property
+    def last_written(self) -> datetime | None:
+        """When the latest figure was written."""
+        path = self.directory / "metrics.jsonl"
+        return datetime.fromtimestamp(path.stat().st_mtime).astimezone() if path.exists() else None
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The figures it has, in the order of their appearance."""
+        names = dict.fromkeys(name for row in self.metrics for name in row)
+        return [name for name in names if name not in ("step", "iteration")]
+
+    def series(self, name: str) -> Series:
+        """A figure over the steps."""
+        rows = [row for row in self.metrics if row.get(name) is not None and "step" in row]
+        return Series(
+            [row["step"] for row in rows], [row[name] for row in rows], [row.get("iteration") for row in rows]
+        )
+
+    def rollout_files(self, kind: str) -> dict[int, Path]:
+        """``rollouts/<kind>_N.jsonl`` by N, in order."""
+        found = {}
+        for path in sorted((self.directory / "rollouts").glob(f"{kind}_*.jsonl")):
+            number = path.stem.removeprefix(f"{kind}_")
+            if number.isdigit():
+                found[int(number)] = path
+        return found
+
+    def rows(self, path: Path) -> list[dict[str, Any]]:
+        """The rows of a rollout file."""
+        return read_json_lines(path)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run: its settings and its stages in order.
+
+    Attributes:
+        name: Of the run, unique among those shown together.
+        directory: Its folder.
+        config: Content of its ``config.yaml``: every setting.
+        stages: In order.
+    """
+
+    name: str
+    directory: Path
+    config: dict[str, Any]
+    stages: list[StageRecord]
+
+    def stage(self, name: str) -> StageRecord | None:
+        """The stage of that name, if it has one."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Reads what a run has left in its folder.
+
+    Raises:
+        UserError: the folder is not there, or no run's.
+    """
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; give the folder of a run, such as runs/quickstart")
+    path = directory / "config.yaml"
+    if not path.is_file():
+        if (directory / "stage.json").exists():
+            raise UserError(f"{directory} is one stage of a run; give the run's folder, {directory.resolve().parent}")
+        raise UserError(f"{directory} has no config.yaml, so no run has been there; give the folder of a run")
+    config = read_yaml(path)
+    stages: list[StageRecord] = []
+    for stage, settings in (config.get("stages") or {}).items():
+        uses = [use for use in _uses(settings) if use.stage in [earlier.name for earlier in stages]]
+        stages.append(StageRecord(stage, directory / stage, settings, uses))
+    return RunRecord(str(config.get("name", directory.name)), directory, config, stages)
+
+
+def read_runs(directories: list[Path]) -> list[RunRecord]:
+    """Reads several runs; those of the same name are shown by their folders."""
+    runs = [read_run(directory) for directory in directories]
+    names = [run.name for run in runs]
+    return [dataclasses.replace(run, name=str(run.directory)) if names.count(run.name) > 1 else run for run in runs]
+
+
+def _uses(settings: Any, place: str = "") -> Iterator[Use]:
+    """Every text that begins with ``@``, with its place among the settings."""
+    if isinstance(settings, str) and settings.startswith("@"):
+        stage, _, output = settings[1:].partition("/")
+        yield Use(place, stage, output or "model")
+    if isinstance(settings, list):
+        settings = dict(enumerate(settings))
+    for key, entry in settings.items() if isinstance(settings, dict) else ():
+        # class_path and init_args are the file's spelling, not a setting's name.
+        yield from _uses(entry, place if key == "init_args" else f"{place}.{key}" if place else str(key))
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,66 @@
+"""Which figures are drawn together."""
+
+import pytest
+from run_folders import simple
+
+from rlhf.report.curves import FURTHER, GROUPS, charts, thinned, traces
+from rlhf.report.runs import Series, read_runs
+
+
+def titles(*names):
+    return {group: [chart.title for chart in found] for group, found in charts(names).items()}
+
+
+def test_the_same_figure_of_policy_and_average_are_one_chart():
+    (chart,) = charts(["eval/score", "eval/ema/score"])["Reward"]
+    assert chart.lines == {"eval/score": "policy", "eval/ema/score": "its average (EMA)"}
+
+
+def test_judges_are_told_apart_and_named():
+    found = charts(["eval/gold_score", "eval/ema/gold_score", "eval/vader_score", "eval/score"])["Reward"]
+    assert [chart.title for chart in found] == [
+        "Score on held-out prompts",
+        "Score by the judge “gold”, held-out prompts",
+        "Score by the judge “vader”, held-out prompts",
+    ]
+    assert list(found[1].lines) == ["eval/gold_score", "eval/ema/gold_score"]
+
+
+def test_a_figure_that_nobody_knows_is_drawn_all_the_same():
+    assert titles("mine/own", "loss/mine", "reward/mine") == {
+        "Reward": ["Part “mine” of the score"],
+        "Terms of the loss": ["Term “mine”"],
+        FURTHER: ["mine/own"],
+    }
+
+
+def test_no_figure_is_drawn_twice():
+    names = [name.replace("*", "x") for group in GROUPS.values() for chart in group for name in chart.lines]
+    drawn = [name for group in charts(names).values() for chart in group for name in chart.lines]
+    assert sorted(drawn) == sorted(set(names))
+
+
+def test_lines_of_one_run_differ_in_colour_and_those_of_several_in_dashes(tmp_path):
+    one, other = read_runs([simple(tmp_path / "one"), simple(tmp_path / "other")])
+    (chart,) = charts(["kl/sequence", "eval/kl"])["Distance from the reference"]
+    (line,) = traces(chart, [(one, one.stages[1])], [one])
+    assert line["x"] == [1, 2] and line["y"] == [1, 2] and line["name"] == "rollouts" and line["iterations"] == [1, 2]
+    lines = traces(chart, [(run, run.stages[1]) for run in (one, other)], [one, other])
+    assert [(line["name"], line["colour"], line["dash"]) for line in lines] == [
+        ("one · rollouts", 0, 0),
+        ("other · rollouts", 1, 0),
+    ]
+
+
+def test_long_curves_are_drawn_by_means_at_their_last_step():
+    series = Series([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 3.0, 5.0, 7.0, 100.0], [None] * 5)
+    assert thinned(series, most=5) == series
+    assert thinned(series, most=3) == ([2.0, 4.0, 5.0], [2.0, 6.0, 100.0], [None] * 3)
+    assert thinned(series, most=3, largest=True).values == [3.0, 7.0, 100.0]
+
+
+@pytest.mark.parametrize("count", [799, 800, 801, 12345])
+def test_no_curve_is_longer_than_its_limit(count):
+    numbers = [float(n) for n in range(count)]
+    found = thinned(Series(numbers, numbers, [None] * count))
+    assert len(found.steps) == len(found.values) <= 800 and found.steps[-1] == numbers[-1]

@@ -1,0 +1,176 @@
+"""Every rule: a stage in which it speaks, with the figure, and one in which it is silent."""
+
+import pytest
+from run_folders import curve, evaluation, stage
+
+from rlhf.report.findings import RULES, findings
+from rlhf.report.runs import StageRecord
+from rlhf.report.trends import peak, trend
+
+FLAT = [1.0] * 20
+SPREAD = {"eval/score_std": FLAT, "eval/gold_score_std": FLAT}
+
+
+def record(folder, *curves, done=True, data=None):
+    """A stage with these curves, line by line."""
+    lines = [{key: value for line in step for key, value in line.items()} for step in zip(*curves, strict=True)]
+    return StageRecord("ppo", stage(folder, lines, done=done, data=data), {})
+
+
+def titles(stage_record):
+    return {finding.title: finding for finding in findings(stage_record) if finding.title != "Nothing was evaluated"}
+
+
+def rising(start, end, count=20):
+    return [start + (end - start) * step / (count - 1) for step in range(count)]
+
+
+def test_trends_by_hand(tmp_path):
+    made = record(tmp_path, curve("x", *range(1, 21)))  # a tenth of twenty is two
+    assert trend(made, "x") == (1.5, 19.5) and trend(made, "y") is None
+    assert peak(made, "x") == (20, "iteration 20") and peak(made, "y") is None
+
+
+# Curves that a rule must speak of, the title, and a part of its text; and curves of the same that it must pass over.
+CASES = [
+    ({"kl/sequence": rising(0, 30)}, "The policy is far from the reference", "30 nats per response at iteration 20"),
+    ({"policy/entropy": rising(2.0, 0.2)}, "The entropy has collapsed", "From 1.95 to 0.247 nats per token"),
+    ({"rollout/length": rising(10, 40)}, "The answers grow", "From 10.8 to 39.2 tokens."),
+    ({"rollout/length": rising(40, 5)}, "The answers shrink", "From 39.1 to 5.92 tokens."),
+    (
+        {"rollout/truncated_fraction": rising(0, 0.9)},
+        "Many answers are cut by the length limit",
+        "88% of the responses",
+    ),
+    ({"value/explained_variance": rising(0.5, -0.5)}, "The critic explains less than nothing", "-0.395 in the last"),
+    ({"policy/ratio_max": [1.0] * 19 + [42.0]}, "Large probability ratios", "42 times as probable"),
+    ({"policy/clip_fraction": [0.6] * 20}, "Most of the update is clipped", "60% of the tokens"),
+    (
+        {"rollout/logprob_gap": [0.01] * 19 + [0.5]},
+        "Trainer and sampler disagree",
+        "0.5 nats per token at",
+    ),
+    ({"advantage/std": [1.0] * 10 + [0.0] * 10}, "The advantages carry no signal", "deviation is 0 in"),
+    ({"loss": [2.0] * 20}, "The loss does not fall", "2 at the start, 2 at the end"),
+    ({"eval/loss": rising(1.0, 2.0)}, "The held-out loss rises again", "2 at the end, 1 at its best"),
+    ({"eval/accuracy": [0.55] * 20}, "The reward model is little better than guessing", "55.0% of the held-out pairs"),
+    (
+        {"reward/score": FLAT, "policy/entropy": FLAT},
+        "The score has not risen",
+        "The score falls from 1 to 1",
+    ),
+    (
+        {"eval/score": rising(0, 5), "eval/score_std": FLAT, "eval/distinct_2": rising(0.8, 0.1)},
+        "The reward rises while the answers become alike",
+        "The score rises from 0.132 to 4.87; of all word pairs in the answers to the held-out prompts, 78% were",
+    ),
+    ({"eval/distinct_2": rising(0.8, 0.1)}, "The answers become alike", "78% were different at the start and 12%"),
+    (
+        {
+            "eval/score": rising(0, 5),
+            "eval/score_std": FLAT,
+            "eval/gold_score": rising(2, -1),
+            "eval/gold_score_std": FLAT,
+        },
+        "The reward rises while “gold” falls",
+        "falls from 2 at iteration 1 to -0.921",
+    ),
+]
+QUIET = [
+    {"kl/sequence": rising(0, 10)},
+    {"policy/entropy": rising(2.0, 1.5)},
+    {"rollout/length": rising(10, 12)},
+    {"rollout/truncated_fraction": rising(0.9, 0.1)},
+    {"value/explained_variance": rising(-2.0, 0.5)},
+    {"policy/ratio_max": [3.0] * 20},
+    {"policy/clip_fraction": [0.1] * 20},
+    {"rollout/logprob_gap": [0.01] * 20},
+    {"advantage/std": FLAT},
+    {"loss": rising(4.0, 1.0)},
+    {"eval/loss": rising(2.0, 1.0)},
+    {"eval/accuracy": [0.8] * 20},
+    {"reward/score": rising(0.0, 1.0), "policy/entropy": FLAT},
+    {"eval/score": rising(0, 5), "eval/score_std": FLAT, "eval/distinct_2": FLAT},
+    {"eval/score": rising(0, 5), "eval/gold_score": rising(0, 2), **SPREAD},
+    # A judge that is lower by less than a quarter of a deviation is noise.
+    {
+        "eval/score": rising(0, 5),
+        "eval/score_std": FLAT,
+        "eval/gold_score": rising(0.2, 0),
+        "eval/gold_score_std": FLAT,
+    },
+]
+
+
+@pytest.mark.parametrize(("curves", "title", "text"), CASES, ids=[case[1] for case in CASES])
+def test_what_is_odd_is_said_with_its_figure_and_place(tmp_path, curves, title, text):
+    found = titles(record(tmp_path, *(curve(name, *values) for name, values in curves.items())))
+    assert list(found) == [title]
+    assert text in found[title].text
+    assert found[title].figure in curves
+
+
+@pytest.mark.parametrize("curves", QUIET, ids=str)
+def test_what_is_usual_is_passed_over(tmp_path, curves):
+    assert titles(record(tmp_path, *(curve(name, *values) for name, values in curves.items()))) == {}
+
+
+def test_one_word_that_takes_over_is_named(tmp_path):
+    made = record(tmp_path, curve("eval/score", *rising(0, 4)), curve("eval/score_std", *FLAT))
+    start = [("p", "the screen is sharp and the case is light", 0.0), ("q", "we use it every day at home", 0.0)]
+    evaluation(tmp_path, 0, start)
+    evaluation(tmp_path, 9, [("p", "great great great great", 4.0), ("q", "it is great great", 2.0)])
+    found = titles(made)
+    assert list(found) == ["The answers repeat themselves", "One word takes over: “great”"]
+    # bigrams: 2 of 3 had before in the first answer, none of 3 in the second
+    assert "33% of the word pairs of an answer stood in it before" in found["The answers repeat themselves"].text
+    assert "“great” is 75% of all words" in found["One word takes over: “great”"].text
+    assert "was 0.0% in that of iteration 0" in found["One word takes over: “great”"].text
+
+
+def test_words_that_were_always_frequent_are_none(tmp_path):
+    made = record(tmp_path, curve("eval/score", *rising(0, 4)))
+    evaluation(tmp_path, 0, [("p", "the screen the case", 0.0)])
+    evaluation(tmp_path, 9, [("p", "the price the sound", 4.0)])
+    assert titles(made) == {}
+
+
+def test_an_unfinished_stage_and_where_it_stands(tmp_path):
+    (finding,) = titles(record(tmp_path, curve("eval/x", 1.0, 2.0), done=False)).values()
+    assert finding.title == "The stage is not finished" and "end at iteration 2" in finding.text
+
+
+def test_a_stage_that_fell_before_its_first_step(tmp_path):
+    (finding,) = titles(record(tmp_path, [], done=False)).values()
+    assert "end at step 0" in finding.text
+
+
+def test_figures_that_are_no_numbers(tmp_path):
+    (finding,) = titles(record(tmp_path, curve("eval/x", 1.0, None, None))).values()
+    assert finding.text == "eval/x in 2 lines, first at step 2."
+
+
+@pytest.mark.parametrize(("dropped", "said"), [(5, True), (1, False)])
+def test_dropped_rows_from_a_tenth_on(tmp_path, dropped, said):
+    counts = {"train": 14, "heldout": 1, "dropped": {"long_prompt": dropped}, "notes": {}, "remark": ""}
+    found = titles(record(tmp_path, curve("eval/x", 1.0), data={"data": {"toy": counts}}))
+    text = "5 of 20 rows (25%) of “toy” were not used: long_prompt 5."
+    assert [finding.text for finding in found.values()] == ([text] if said else [])
+
+
+def test_training_without_evaluation_is_said(tmp_path):
+    made = record(tmp_path, curve("kl/sequence", 1.0, 2.0))
+    assert [finding.title for finding in findings(made)] == ["Nothing was evaluated"]
+
+
+def test_a_stage_that_has_not_begun_is_no_finding(tmp_path):
+    assert findings(StageRecord("ppo", tmp_path / "ppo", {})) == []
+
+
+def test_grave_ones_come_first(tmp_path):
+    made = record(tmp_path, curve("policy/ratio_max", *[99.0] * 20), curve("kl/sequence", *rising(0, 99)))
+    assert [finding.grave for finding in findings(made)] == [True, False, False]
+
+
+def test_every_rule_is_tried():
+    assert len(RULES) == 13  # a new rule wants a case above

@@ -1,0 +1,244 @@
+"""The page: what stands on it, and that it is safe to open without a network."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+import tiny_runs
+from run_folders import NASTY, config, curve, simple, stage
+
+from rlhf.algorithms.ppo import Evaluation
+from rlhf.experiment import Experiment
+from rlhf.report.page import MissingPackage, duration, number, write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, its text outside of scripts, and what it would fetch."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.fetched, self.text, self.scripts = [], [], "", {}
+        self.inside = None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self.inside = tag if tag in ("script", "style") else None
+        names = ("src", "srcset", "data", "poster", "action", "background") + (("href",) if tag == "link" else ())
+        self.fetched += [found[name] for name in names if found.get(name)]
+        if tag == "script":
+            self.key = found.get("id", "code")
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def handle_data(self, data):
+        if self.inside == "script":
+            self.scripts[self.key] = data
+        elif self.inside is None:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory):
+    """The report of a run in which a response and a setting are a script."""
+    folder = simple(tmp_path_factory.mktemp("runs") / "toy", response=NASTY + "</script></p>", done=False)
+    path = folder / "config.yaml"
+    path.write_text(path.read_text() + f"mine: '{NASTY}'\n")
+    return write_report([folder])
+
+
+@pytest.fixture(scope="module")
+def page(nasty):
+    return Page(nasty.read_text())
+
+
+def test_what_a_model_and_a_config_say_is_text_and_nothing_else(page):
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert [one.get("id") for one in scripts] == ["data", "plotly", None] and "nonce" in scripts[2]
+    assert page.text.count(NASTY) >= 4  # the answer, its tokens, the setting and config.yaml
+    assert "alert" not in page.scripts["code"]
+
+
+def test_nothing_is_fetched(page, nasty):
+    assert page.fetched == ["data:,"]
+    policy = next(a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
+    assert "default-src 'none'" in policy and "script-src 'nonce-" in policy
+    style = re.search(r"<style>(.*?)</style>", nasty.read_text(), re.DOTALL)[1]
+    assert "url(" not in style and "@import" not in style
+
+
+def test_every_part_is_there(page):
+    for words in (
+        "Report of a run",
+        "The stage is not finished",
+        "@sft as policy",
+        "1 min 15 s",
+        "KL from the reference",
+        "mine/own",  # a figure that the report does not know
+        "Answers to the same held-out prompts",
+        "iteration 2 · score 2 · gold −2",
+        "Tokens of sampled rollouts",
+        "long_prompt 1",
+        "a remark",
+        "Settings that are not at their defaults",
+        "stages.ppo.optimizer.lr",
+        "Every setting: config.yaml",
+    ):
+        assert words in page.text, words
+    data = json.loads(page.scripts["data"])
+    drawn = {a["data-chart"] for _, a in page.tags if "data-chart" in a}
+    assert drawn == set(data["charts"]) and len(drawn) == 4
+    assert data["tokens"]["toy/ppo"]["rollouts"][0]["advantage"] == [0.5, 0.5]
+
+
+def test_links_lead_to_what_is_there(page):
+    ids = {a["id"] for _, a in page.tags if "id" in a}
+    links = [a["href"] for tag, a in page.tags if tag == "a"]
+    assert links and all(link.startswith("#") and link[1:] in ids for link in links)
+    assert len(ids) == len([1 for _, a in page.tags if "id" in a])
+
+
+def test_a_run_with_supervised_fine_tuning_only(tmp_path):
+    experiment = Experiment(
+        name="sft-only", output_dir=str(tmp_path), stages={"sft": tiny_runs.sft(steps=2, eval_every=1)}
+    )
+    experiment.run()
+    found = Page(write_report([experiment.directory]).read_text())
+    assert "Perplexity, held out" in found.text and "Tokens of sampled rollouts" not in found.text
+    assert "Nothing that the rules look for" in found.text
+
+
+def test_a_real_run_has_tokens_with_their_figures(tmp_path):
+    ppo = tiny_runs.ppo(iterations=2, evaluation=Evaluation(every=1, prompts=4), save_rollouts=2)
+    experiment = Experiment(name="ppo-only", output_dir=str(tmp_path), stages={"ppo": ppo})
+    experiment.run()
+    found = Page(write_report([experiment.directory]).read_text())
+    tokens = json.loads(found.scripts["data"])["tokens"]["ppo-only/ppo"]
+    layers = ["advantage", "change", "kl", "reward", "value", "logprob", "gap"]
+    assert [layer["key"] for layer in tokens["layers"]] == layers
+    shown = [a for tag, a in found.tags if tag == "span" and a.get("class") == "token"]
+    assert len(shown) == sum(len(rollout["advantage"]) for rollout in tokens["rollouts"]) > 0
+
+
+def test_a_run_that_has_not_begun(tmp_path):
+    config(tmp_path / "new", {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
+    assert "not started" in Page(write_report([tmp_path / "new"]).read_text()).text
+
+
+def test_several_runs_share_a_page_above_them(tmp_path):
+    folders = [simple(tmp_path / "one", lr=1e-3), simple(tmp_path / "other", lr=2e-3)]
+    path = write_report(folders)
+    assert path.resolve() == tmp_path / "report.html"
+    found = Page(path.read_text())
+    assert "Runs side by side" in found.text and "In which the runs differ" in found.text
+    assert "stages.ppo.optimizer.lr" in found.text and "0.002" in found.text
+    charts = json.loads(found.scripts["data"])["charts"].values()
+    (score,) = [chart for chart in charts if chart["title"] == "Score on held-out prompts"]
+    assert [(line["name"], line["colour"]) for line in score["traces"]] == [("one", 0), ("other", 1)]
+    # Overlaid curves, but one article per run and prompt.
+    assert set(json.loads(found.scripts["data"])["tokens"]) == {"one/ppo", "other/ppo"}
+
+
+def test_a_stage_that_only_one_run_has(tmp_path):
+    one, other = simple(tmp_path / "one"), config(tmp_path / "other", {"extra": {"class_path": "x.Y", "init_args": {}}})
+    stage(other / "extra", curve("loss", 2.0, 1.0))
+    found = Page(write_report([one, other], tmp_path / "deep" / "page.html").read_text())
+    assert [line["colour"] for c in json.loads(found.scripts["data"])["charts"].values() for line in c["traces"]][
+        -1
+    ] == 1
+
+
+def test_figures_that_are_no_numbers_leave_valid_json(tmp_path):
+    folder = simple(tmp_path / "toy")
+    rows = (folder / "ppo" / "rollouts" / "iteration_000001.jsonl").read_text()
+    (folder / "ppo" / "rollouts" / "iteration_000001.jsonl").write_text(
+        rows.replace("0.5", "NaN").replace("1.0", "Infinity")
+    )
+    text = Page(write_report([folder]).read_text()).scripts["data"]
+    json.loads(text, parse_constant=lambda word: pytest.fail(word))
+
+
+def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "plotly", None)
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with pytest.raises(MissingPackage, match=r"the package plotly is missing; pip install 'rlhf\[report\]'"):
+        write_report([simple(tmp_path / "toy")])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (3.0, "3"),
+        (-1.25, "−1.25"),
+        (1234567.0, "1.23e+06"),
+        (1e-5, "1.00e−05"),
+        (None, "—"),
+        (12.345, "12.3"),
+    ],
+)
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.26, "1.3 s"), (59.7, "1 min 0 s"), (75, "1 min 15 s"), (7260, "2 h 1 min")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def browse(page, folder):
+    """What a browser makes of a page: its elements after all scripts, its complaints, and what it asked the net for."""
+    log = folder / "net.json"
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={folder / 'profile'}",
+            "--no-first-run",
+            "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own services are not to be reached either
+            "--enable-logging=stderr",
+            f"--log-net-log={log}",
+            "--window-size=1400,4000",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    requests = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
+    # What the browser asks for by itself has no initiator.
+    asked = {one["url"] for one in requests if one.get("initiator") not in ("not an origin", None)}
+    return done.stdout, complaints, {url for url in asked if not url.startswith(("file:", "data:", "blob:"))}
+
+
+@needs_chromium
+def test_a_browser_draws_it_without_a_request_or_a_complaint(nasty, tmp_path):
+    elements, complaints, asked = browse(nasty, tmp_path)
+    assert (complaints, asked) == ([], set())
+    assert "data-ready" in elements and elements.count('class="main-svg"') >= 4
+    assert re.search(r'class="token"[^>]*style="background: rgba\(var\(--up\)', elements)
+    assert "<script>alert(1)" not in elements
+
+
+@needs_chromium
+def test_the_browser_would_have_noticed(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("<img src='http://outside.invalid/a.png'><script>gone()</script>")
+    _, complaints, asked = browse(page, tmp_path)
+    assert asked == {"http://outside.invalid/a.png"} and any("gone is not defined" in line for line in complaints)

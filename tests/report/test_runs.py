@@ -1,0 +1,68 @@
+"""What a run has left, read back."""
+
+import os
+
+import pytest
+from run_folders import config, curve, simple, stage
+
+from rlhf.errors import UserError
+from rlhf.report.runs import Use, read_run, read_runs
+
+
+def test_stages_with_what_they_use_and_their_state(tmp_path):
+    run = read_run(simple(tmp_path / "toy", done=False))
+    sft, ppo = run.stages
+    assert (run.name, sft.algorithm, ppo.algorithm) == ("toy", "SFT", "PPO")
+    assert (sft.state, ppo.state) == ("finished", "unfinished")
+    assert sft.uses == [] and ppo.uses == [Use("policy.path", "sft", "model")]
+    assert ppo.last_written is not None and run.stage("ppo") is ppo and run.stage("other") is None
+
+
+def test_a_stage_whose_turn_has_not_come(tmp_path):
+    config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
+    (only,) = read_run(tmp_path).stages
+    assert (only.state, only.metrics, only.last_written, only.data) == ("not started", [], None, {})
+
+
+def test_texts_that_only_look_like_a_reference_are_none(tmp_path):
+    data = {"template": {"class_path": "rlhf.Plain", "init_args": {"prompt_format": "@user {prompt}"}}}
+    config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {"data": data}}})
+    assert read_run(tmp_path).stages[0].uses == []
+
+
+def test_a_series_leaves_out_what_is_no_number(tmp_path):
+    config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
+    stage(tmp_path / "sft", [*curve("loss", 1.0, None, 3.0), {"step": 4}])
+    (only,) = read_run(tmp_path).stages
+    assert only.series("loss") == ([1, 3], [1.0, 3.0], [1, 3])
+    assert only.names == ["loss"]
+
+
+def test_half_a_line_at_the_end_is_left_out(tmp_path):  # a run that was killed, or is writing now
+    config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
+    folder = stage(tmp_path / "sft", curve("loss", 1.0))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert read_run(tmp_path).stages[0].series("loss").values == [1.0]
+
+
+def test_evaluations_of_the_average_are_files_of_their_own(tmp_path):
+    ppo = read_run(simple(tmp_path / "toy")).stages[1]
+    assert list(ppo.rollout_files("evaluation")) == [0, 2] and list(ppo.rollout_files("iteration")) == [1]
+
+
+def test_runs_of_one_name_are_shown_by_their_folders(tmp_path):
+    folders = [simple(tmp_path / side / "toy") for side in ("a", "b")]
+    assert [run.name for run in read_runs(folders)] == [str(folder) for folder in folders]
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(UserError, match="nowhere does not exist; give the folder of a run"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"has no config.yaml"):
+        read_run(tmp_path)
+    simple(tmp_path / "toy")
+    with pytest.raises(UserError, match=rf"is one stage of a run; give the run's folder, .*{os.sep}toy$"):
+        read_run(tmp_path / "toy" / "ppo")
+    with pytest.raises(UserError, match="is a file"):
+        read_run(tmp_path / "toy" / "config.yaml")

@@ -1,0 +1,51 @@
+"""How answers change."""
+
+import pytest
+from run_folders import evaluation, simple, stage
+
+from rlhf.report.runs import StageRecord, read_run
+from rlhf.report.samples import commonest, evenly, marked, repetition, share_of, stories
+
+
+def test_each_prompt_with_its_answers_from_the_largest_gain(tmp_path):
+    why, who = stories(read_run(simple(tmp_path / "toy")).stages[1])
+    assert (why.prompt, why.gain, who.prompt, who.gain) == ("why?", 2.0, "who?", 0.0)
+    assert [(a.iteration, a.text, a.scores["score"]) for a in why.answers] == [(0, "so", 0.0), (2, "good", 2.0)]
+    assert why.answers[1].scores == {"score": 2.0, "gold": -2.0} and why.answers[1].ended
+
+
+def test_of_many_prompts_some_are_told_best_and_worst_among_them(tmp_path):
+    folder = stage(tmp_path / "ppo", [])
+    for iteration, scale in ((0, 0.0), (5, 1.0)):
+        evaluation(folder, iteration, [(f"p{n}", "x", scale * n) for n in range(50)])
+    gains = [story.gain for story in stories(StageRecord("ppo", folder, {}))]
+    assert len(gains) == 8 and gains == sorted(gains, reverse=True) and (gains[0], gains[-1]) == (49.0, 0.0)
+
+
+def test_without_evaluations_there_is_nothing_to_tell(tmp_path):
+    assert stories(StageRecord("sft", tmp_path, {})) == []
+
+
+def test_evenly():
+    assert evenly([1, 2, 3], 3) == [1, 2, 3] and evenly(list(range(10)), 4) == [0, 3, 6, 9]
+
+
+def test_repetition_by_hand():
+    # "a b a b a": pairs ab ba ab ba, 2 of 4 different; "a b c": none again
+    assert repetition(["a b a b a"]) == pytest.approx(0.5)
+    assert repetition(["a b a b a", "a b c", "single", ""]) == pytest.approx(0.25)
+    assert repetition([]) == 0.0
+
+
+def test_the_commonest_word_and_its_share():
+    assert commonest(["Great, great!", "so great"]) == ("great", pytest.approx(3 / 4))
+    assert commonest(["", "…"]) == ("", 0.0)
+    assert share_of("so", ["Great, great!", "so great"]) == pytest.approx(1 / 4) and share_of("so", []) == 0.0
+
+
+def test_words_that_return_are_marked_and_nothing_is_lost():
+    text = " great, Great the the the — great end"
+    pieces = marked(text)
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [piece for piece, often in pieces if often] == ["great", "Great", "great"]
+    assert marked("") == []
