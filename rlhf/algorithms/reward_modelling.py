@@ -100,4 +100,4 @@ class RewardModelling(Offline[Comparisons]):
     ) -> None:
         from rlhf.models.storage import save_value_model
 
-        save_value_model(directory, cast("ValueModel", model), tokenizer, self.head, state)
+        save_value_model(directory, cast("ValueModel", model), tokenizer, self.head, state, self.data.template)

@@ -135,9 +135,11 @@ class LocalEngine(LiveEngine):
     ) -> Rollout:
         from rlhf.engines.inference.sampler import sample
         from rlhf.models.tokenizer import pad_id
+        from rlhf.models.vocabulary import unknown_ids
 
+        lm = cast("PolicyModel", self.model).lm
         return sample(
-            cast("PolicyModel", self.model).lm,
+            lm,
             prompts,
             sampling,
             seed=seed,
@@ -145,6 +147,7 @@ class LocalEngine(LiveEngine):
             stop_ids=stop_ids,
             pad_id=pad_id(tokenizer),
             decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
+            forbidden=unknown_ids(tokenizer, lm.config.get_text_config().vocab_size),
         )
 
     def master(self) -> list[Tensor]:

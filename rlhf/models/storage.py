@@ -10,19 +10,20 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 from rlhf.errors import UserError
 from rlhf.files import atomic_folder
-from rlhf.interfaces import LanguageModel, ValueHead
+from rlhf.interfaces import LanguageModel, Template, ValueHead
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
 from rlhf.models.tokenizer import check_tokenizer, pad_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+C = TypeVar("C", ValueHead, Template)
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -83,6 +84,7 @@ def save_value_model(
     tokenizer: PreTrainedTokenizerBase,
     head: ValueHead,
     state: Mapping[str, Tensor] | None = None,
+    template: Template | None = None,
 ) -> None:
     """Writes a critic or reward model: ``AutoModel.from_pretrained`` loads the trunk, the head lies beside it.
 
@@ -92,6 +94,7 @@ def save_value_model(
         tokenizer: Saved beside the model.
         head: The component that built the head: kept by class path and settings, to build it again.
         state: Complete state dict of ``model``.
+        template: How the model's texts became token ids, kept to score the texts of policies with another tokenizer.
 
     Raises:
         UserError: a weight is missing from ``state``.
@@ -103,16 +106,21 @@ def save_value_model(
     head_weights = _weights(model.head, state, "head.")
     source = state or {}
     settings = {
-        "class_path": f"{type(head).__module__}.{type(head).__qualname__}",
-        "init_args": dataclasses.asdict(cast(Any, head)),
+        **_described(head),
         "mean": float(source.get("mean", model.mean)),
         "std": float(source.get("std", model.std)),
+        "template": None if template is None else _described(template),
     }
     with atomic_folder(directory) as folder:
         trunk.save_pretrained(folder, state_dict=trunk_weights)
         tokenizer.save_pretrained(folder)
         save_file({name: tensor.contiguous() for name, tensor in head_weights.items()}, folder / HEAD_WEIGHTS)
         (folder / HEAD_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _described(component: ValueHead | Template) -> dict[str, Any]:
+    path = f"{type(component).__module__}.{type(component).__qualname__}"
+    return {"class_path": path, "init_args": dataclasses.asdict(cast(Any, component))}
 
 
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
@@ -195,6 +203,35 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
     from transformers import AutoModel, AutoTokenizer
 
     folder = Path(directory)
+    settings = _head_settings(folder)
+    trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    check_loaded(folder, info)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    head = _component(folder, settings, ValueHead).build(hidden_width(trunk))
+    try:
+        head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
+    except RuntimeError as error:
+        raise UserError(f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}") from None
+    return ValueModel(trunk, head, settings["mean"], settings["std"]), tokenizer
+
+
+def load_template(directory: str | Path) -> Template:
+    """How the texts of a saved value model became token ids.
+
+    Raises:
+        UserError: the folder does not say.
+    """
+    folder = Path(directory)
+    settings = _head_settings(folder).get("template")
+    if settings is None:
+        raise UserError(
+            f"model path: {folder / HEAD_SETTINGS} names no template, so texts cannot be read as its training read "
+            "them; train the reward model again, or train it from the policy's starting model"
+        )
+    return _component(folder, settings, Template)
+
+
+def _head_settings(folder: Path) -> dict[str, Any]:
     check_model_folder(folder)
     for name in (HEAD_SETTINGS, HEAD_WEIGHTS):
         if not (folder / name).is_file():
@@ -202,16 +239,7 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
                 f"model path: {folder} has no {name}, so it is no reward model or critic; "
                 "give the folder that reward modelling wrote"
             )
-    settings = json.loads((folder / HEAD_SETTINGS).read_text())
-    trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
-    check_loaded(folder, info)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    head = _head_class(folder, settings["class_path"])(**settings["init_args"]).build(hidden_width(trunk))
-    try:
-        head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
-    except RuntimeError as error:
-        raise UserError(f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}") from None
-    return ValueModel(trunk, head, settings["mean"], settings["std"]), tokenizer
+    return json.loads((folder / HEAD_SETTINGS).read_text())
 
 
 def value_model_from(lm: LanguageModel, head: ValueHead, seed: int) -> ValueModel:
@@ -235,7 +263,9 @@ def hidden_width(trunk: PreTrainedModel) -> int:
     return cast(Tensor, trunk.get_input_embeddings().weight).shape[1]
 
 
-def _head_class(folder: Path, class_path: str) -> type[ValueHead]:
+def _component(folder: Path, settings: Mapping[str, Any], base: type[C]) -> C:
+    """The head or template that :func:`_described` wrote down."""
+    class_path = settings["class_path"]
     module, _, name = class_path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -244,6 +274,6 @@ def _head_class(folder: Path, class_path: str) -> type[ValueHead]:
             f"{folder / HEAD_SETTINGS}: class_path {class_path} cannot be imported ({error}); "
             "run from the folder that holds it, or install its package"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, ValueHead)):
-        raise UserError(f"{folder / HEAD_SETTINGS}: class_path {class_path} is not a ValueHead; was the file edited?")
-    return found
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{folder / HEAD_SETTINGS}: class_path {class_path} is not a {base.__name__}; was it edited?")
+    return found(**settings["init_args"])
