@@ -12,11 +12,13 @@ from tiny_models import FAMILIES, language_model, sequences
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlhf
+from rlhf.data.templates import Plain
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, ValueHead
 from rlhf.models.heads import MLP, Linear
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.storage import (
+    load_template,
     load_value_model,
     save_language_model,
     save_value_model,
@@ -179,6 +181,21 @@ def test_a_head_that_does_not_fit_is_refused(changes, message, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
         load_value_model(tmp_path / "rm")
+
+
+def test_the_template_of_the_training_is_kept(tmp_path):
+    model = value_model_from(policy("gpt2"), Linear(), 3)
+    template = Plain(prompt_format="Q: {prompt}", end="t")
+    save_value_model(tmp_path / "rm", model, TOKENIZER, Linear(), template=template)
+    assert load_template(tmp_path / "rm") == template
+    file = tmp_path / "rm" / "value_head.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"template": {"class_path": "pathlib.Path", "init_args": {}}}))
+    with pytest.raises(ValueError, match="pathlib.Path is not a Template"):
+        load_template(tmp_path / "rm")
+    save_value_model(tmp_path / "rm", model, TOKENIZER, Linear())
+    with pytest.raises(ValueError, match=r"value_head\.json names no template"):
+        load_template(tmp_path / "rm")
 
 
 @dataclass(frozen=True, kw_only=True)
