@@ -191,7 +191,7 @@ def test_the_template_of_the_training_is_kept(tmp_path):
     file = tmp_path / "rm" / "value_head.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps(settings | {"template": {"class_path": "pathlib.Path", "init_args": {}}}))
-    with pytest.raises(ValueError, match="pathlib.Path is not a Template"):
+    with pytest.raises(ValueError, match=r"pathlib\.Path is not a Template"):
         load_template(tmp_path / "rm")
     save_value_model(tmp_path / "rm", model, TOKENIZER, Linear())
     with pytest.raises(ValueError, match=r"value_head\.json names no template"):
