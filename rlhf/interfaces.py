@@ -93,6 +93,10 @@ class Template(ABC):
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """The single id that ends a response: appended in training, a stop id in sampling."""
 
+    def bare(self, text: str) -> str:
+        """A sampled response as a source would have it: without what this template puts around a response."""
+        return text
+
 
 class Blender(ABC):
     """In which order the rows of several sources are drawn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from rlhf.algorithms.schedules import Constant
 from rlhf.errors import require
 from rlhf.interfaces import Critic, LanguageModel, ModelPath, Optimizer, Schedule, ValueHead
 from rlhf.models.heads import Linear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class OwnTrunk(Critic):
         coef: Weight of the value loss.
         clip: Values may move this far from the old ones before the loss stops rewarding it; null for no clipping.
         warmup_iterations: Iterations at the start in which only the critic learns.
+        trainable_layers: Train only the last so many blocks of the trunk, and the head; null trains all of a saved
+            model, and of a copy what the policy trains.
     """
 
     shared: ClassVar[bool] = False
@@ -41,9 +46,11 @@ class OwnTrunk(Critic):
     coef: float = 1.0
     clip: float | None = 0.2
     warmup_iterations: int = 0
+    trainable_layers: int | None = None
 
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef, clip=self.clip, warmup_iterations=self.warmup_iterations)
+        require(at_least=0, trainable_layers=self.trainable_layers)
         require(above=0, max_grad_norm=self.max_grad_norm)
 
     @property
@@ -51,13 +58,17 @@ class OwnTrunk(Critic):
         return self.path is not None
 
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
+        from rlhf.models.freezing import freeze_below
         from rlhf.models.storage import load_value_model, value_model_from
         from rlhf.models.tokenizer import check_same_vocabulary
 
         if self.path is None:
-            return value_model_from(policy, self.head, seed=seed)
-        model, tokenizer = load_value_model(self.path)
-        check_same_vocabulary(f"critic.path: the value model in {self.path}", tokenizer, policy.tokenizer)
+            model = value_model_from(policy, self.head, seed=seed)
+        else:
+            model, tokenizer = load_value_model(self.path)
+            check_same_vocabulary(f"critic.path: the value model in {self.path}", tokenizer, policy.tokenizer)
+        if self.trainable_layers is not None:
+            freeze_below(cast("PreTrainedModel", model.trunk), self.trainable_layers)
         return model
 
 

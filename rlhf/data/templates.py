@@ -46,7 +46,10 @@ def marker_id(end: str | None, tokenizer: PreTrainedTokenizerBase) -> int:
     """
     marker = _marker(end, tokenizer)
     if marker is None:
-        raise UserError("end marker: none, the tokenizer has no eos_token; name one of its tokens as template.end")
+        raise UserError(
+            "end marker: none, the tokenizer has no eos_token; name one of its tokens as template.end, or give the "
+            "policy an eos_token"
+        )
     found = tokenizer.convert_tokens_to_ids(marker)
     if isinstance(found, int) and (found != tokenizer.unk_token_id or marker == tokenizer.unk_token):
         return found
@@ -54,7 +57,7 @@ def marker_id(end: str | None, tokenizer: PreTrainedTokenizerBase) -> int:
     if len(pieces) != 1 or pieces[0] == tokenizer.unk_token_id:
         raise UserError(
             f"end marker: {marker!r} is not a token of the tokenizer ({len(pieces)} pieces); "
-            "name one of its tokens as template.end, or add the marker to the tokenizer"
+            "name one of its tokens as template.end, or add the marker with the policy's add_tokens"
         )
     return pieces[0]
 
@@ -110,6 +113,10 @@ class Plain(Template):
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         return marker_id(self.end, tokenizer)
+
+    def bare(self, text: str) -> str:
+        before, after = self.response_format.split("{response}", 1)
+        return text.removeprefix(before).removesuffix(after)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,11 +137,13 @@ class LocalEngine(LiveEngine):
     ) -> Rollout:
         from rlhf.engines.inference.sampler import sample
         from rlhf.models.tokenizer import pad_id
+        from rlhf.models.vocabulary import unknown_ids
 
+        lm = cast("PolicyModel", self.model).lm
         sent = SamplingPass(prompts, sampling, seed, counters, tuple(stop_ids), pad_id(tokenizer))
         try:
             return sample(
-                cast("PolicyModel", self.model).lm,
+                lm,
                 prompts,
                 sampling,
                 seed=seed,
@@ -149,6 +151,7 @@ class LocalEngine(LiveEngine):
                 stop_ids=stop_ids,
                 pad_id=sent.pad_id,
                 decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
+                forbidden=unknown_ids(tokenizer, lm.config.get_text_config().vocab_size),
             )
         except NonFiniteError as error:
             first = sent.find(self.model)

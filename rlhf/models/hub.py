@@ -10,6 +10,8 @@ from rlhf.errors import UserError
 
 PATIENCE = 5.0
 """Seconds that the hub may take to answer at all."""
+WHOLE_MODEL = "give the folder of a whole model, or save it again"
+"""What to do about a folder that cannot be read."""
 
 
 def _answers() -> bool:
@@ -44,12 +46,13 @@ def hub_or_cache() -> Iterator[bool]:
 
 
 @contextmanager
-def reading(path: str | Path, *, local: bool) -> Iterator[None]:
+def reading(path: str | Path, *, local: bool, remedy: str = WHOLE_MODEL) -> Iterator[None]:
     """Whatever a library cannot read inside becomes a message that names the path.
 
     Args:
         path: What is read: a folder, or a name on the hub.
-        local: Whether it is a folder.
+        local: Whether it is a file or folder here.
+        remedy: What to do about one that cannot be read.
 
     Raises:
         UserError: the library raised anything else.
@@ -62,7 +65,7 @@ def reading(path: str | Path, *, local: bool) -> Iterator[None]:
         except Exception as error:  # each format's reader raises its own errors, and they share no base
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if local:
-                text = f"cannot be read ({reason}); give the folder of a whole model, or save it again"
+                text = f"cannot be read ({reason}); {remedy}"
             else:
                 hub = "the Hugging Face hub " + ("did not give it" if answers else "does not answer")
                 text = f"is no folder in {Path.cwd()}, and {hub} ({reason}); check the spelling"

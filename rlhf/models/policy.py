@@ -1,22 +1,32 @@
-"""Where a policy comes from: a folder, the hub, or nothing but a config."""
+"""Where a policy comes from: a folder, a GGUF file, the hub, or nothing but a config."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from rlhf.errors import UserError
+from rlhf.errors import UserError, require
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
-from rlhf.models.hub import reading
+from rlhf.models.freezing import freeze_below
+from rlhf.models.gguf import (
+    SUFFIX,
+    check_gguf_packages,
+    find_gguf,
+    forget_quantisation,
+    unpacked,
+    without_invented_tokens,
+)
+from rlhf.models.hub import WHOLE_MODEL, reading
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
+from rlhf.models.vocabulary import extend_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,27 +40,47 @@ class Pretrained(Policy):
     """A causal language model that exists already, with its tokenizer.
 
     Args:
-        path: A folder, "@stage" for the result of an earlier stage, or a name on the Hugging Face hub.
+        path: A folder, a GGUF file, "@stage" for the result of an earlier stage, or a name on the Hugging Face hub.
         dropout: Probability for every dropout of the model (layer drop is then off); null keeps the model's own.
         dtype: Precision in which the weights are loaded.
         trust_remote_code: Whether code that comes with the model may run.
+        trainable_layers: Train only the last so many blocks and what stands behind them (the last norm, an output layer
+            that is not tied to the embedding); null trains everything. What is frozen costs no gradient and no
+            optimiser state, and the saved model is complete all the same.
+        pad_token: Token that fills unused columns, added if the tokenizer does not have it; null keeps the tokenizer's.
+        eos_token: Token that ends a response, added if the tokenizer does not have it; null keeps the tokenizer's.
+        add_tokens: Further tokens that are to be one id each. A token without a row in the embedding gets one, which
+            starts as the mean of the others.
     """
 
     path: ModelPath
     dropout: float | None = None
     dtype: Literal["fp32", "bf16"] = "fp32"
     trust_remote_code: bool = False
+    trainable_layers: int | None = None
+    pad_token: str | None = None
+    eos_token: str | None = None
+    add_tokens: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise UserError("path: it is empty; give a folder, @stage or a hub name")
+            raise UserError("path: it is empty; give a folder, a GGUF file, @stage or a hub name")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise UserError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
+        require(at_least=0, trainable_layers=self.trainable_layers)
+        for name, token in {"pad_token": self.pad_token, "eos_token": self.eos_token}.items():
+            if token == "":
+                raise UserError(f"{name}: ''; give a token, or null for the tokenizer's own")
+        if "" in self.add_tokens:
+            raise UserError("add_tokens: one of them is empty; leave it out")
 
     def check_inputs(self) -> None:
         path = os.path.expanduser(self.path)
         if looks_local(path):
-            check_model_folder(path)
+            if file := find_gguf(path):
+                check_gguf_packages(file)
+            else:
+                check_model_folder(path)
             return
         from transformers.utils import cached_file
 
@@ -59,31 +89,56 @@ class Pretrained(Policy):
 
     @no_progress_bars()
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
-        """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is new.
+        """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is drawn.
 
         Raises:
             UserError: a local path, or a file in it, does not exist; the hub is not asked then.
             UserError: the path is no causal language model, or the hub did not give it.
+            UserError: the tokenizer has ids that the model has no embedding for.
         """
+        language_model = self._load()
+        module, tokenizer = language_model
+        tokens = {"pad_token": self.pad_token, "eos_token": self.eos_token, "add_tokens": self.add_tokens}
+        new = extend_vocabulary(module, tokenizer, **tokens) if any(tokens.values()) else []
+        check_tokenizer(tokenizer, module)
+        if self.trainable_layers is not None:
+            if learnt := [token for token in new if token != self.pad_token]:
+                raise UserError(
+                    f"trainable_layers: {self.trainable_layers} freezes the embedding, so the new token {learnt[0]!r} "
+                    "would never be learnt; add it in an earlier stage that trains everything"
+                )
+            freeze_below(module, self.trainable_layers)
+        return language_model
+
+    def _load(self) -> LanguageModel:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         path = os.path.expanduser(self.path)
         local = looks_local(path)
         if local:
-            check_model_folder(path)
-            if (Path(path) / HEAD_SETTINGS).exists():
-                raise UserError(f"path: {path} is a reward model or critic; give the folder of a language model")
-        options = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
-        with reading(path, local=local):
+            self.check_inputs()
+        if (Path(path) / HEAD_SETTINGS).exists():
+            raise UserError(f"path: {path} is a reward model or critic; give the folder of a language model")
+        options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
+        weights: dict[str, Any] = {"dtype": DTYPES[self.dtype], "output_loading_info": True}
+        remedy = WHOLE_MODEL
+        if local and (file := find_gguf(path)):
+            path, options["gguf_file"] = str(file.parent), file.name
+            weights |= unpacked()
+            remedy = (
+                "give a complete GGUF file of an architecture that transformers reads, or the model in its own format"
+            )
+        with reading(self.path, local=local, remedy=remedy):
             config = AutoConfig.from_pretrained(path, **options)
             if self.dropout is not None:
                 _set_dropout(config, self.dropout)
-            module, info = cast(Any, AutoModelForCausalLM).from_pretrained(
-                path, config=config, dtype=DTYPES[self.dtype], output_loading_info=True, **options
-            )
+            model_class = cast(Any, AutoModelForCausalLM)
+            module, info = model_class.from_pretrained(path, config=config, **weights, **options)
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        if "gguf_file" in options:
+            forget_quantisation(module)
+            tokenizer = without_invented_tokens(tokenizer, module.get_input_embeddings().weight.shape[0])
         check_loaded(path, info)
-        check_tokenizer(tokenizer, module)
         return LanguageModel(module, tokenizer)
 
 
@@ -134,10 +189,14 @@ class FromScratch(Policy):
         return LanguageModel(module.eval(), tokenizer)
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def looks_local(path: str) -> bool:
-    """Whether a path means a folder here. A hub name is ``name`` or ``owner/name``, where ``owner`` is no folder."""
+    """Whether a path means a place here. A hub name is ``name`` or ``owner/name``, where ``owner`` is no folder."""
     first, *rest = Path(path).parts or ("",)
-    return path.startswith((".", "/", "~")) or path.endswith("/") or len(rest) > 1 or os.path.exists(first)
+    return path.startswith((".", "/", "~")) or path.endswith(("/", SUFFIX)) or len(rest) > 1 or os.path.exists(first)
 
 
 def _set_dropout(config: PreTrainedConfig, probability: float) -> None:

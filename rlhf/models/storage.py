@@ -24,6 +24,7 @@ from rlhf.models.tokenizer import check_tokenizer, pad_id
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+C = TypeVar("C", ValueHead, Template)
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -106,8 +107,7 @@ def save_value_model(
     head_weights = _weights(model.head, state, "head.")
     source = state or {}
     settings = {
-        "class_path": f"{type(head).__module__}.{type(head).__qualname__}",
-        "init_args": dataclasses.asdict(cast(Any, head)),
+        **_described(head),
         "mean": float(source.get("mean", model.mean)),
         "std": float(source.get("std", model.std)),
     }
@@ -126,8 +126,7 @@ def save_usage(directory: str | Path, template: Template, sampling: Any = None) 
         template: How prompts and responses became tokens.
         sampling: The ``Sampling`` of its rollouts; None where there were none.
     """
-    kind = f"{type(template).__module__}.{type(template).__qualname__}"
-    usage: dict[str, Any] = {"template": {"class_path": kind, "init_args": dataclasses.asdict(cast(Any, template))}}
+    usage: dict[str, Any] = {"template": _described(template)}
     if sampling is not None:
         usage["sampling"] = dataclasses.asdict(sampling)
     atomic_text(Path(directory) / USAGE, json.dumps(usage, indent=2) + "\n")
@@ -143,8 +142,12 @@ def load_usage(directory: str | Path) -> tuple[Template | None, dict[str, Any]]:
     if not path.is_file():
         return None, {}
     usage = json.loads(path.read_text(encoding="utf-8"))
-    template = _component_class(path, usage["template"]["class_path"], Template)
-    return template(**usage["template"]["init_args"]), usage.get("sampling", {})
+    return _component(path, usage["template"], Template), usage.get("sampling", {})
+
+
+def _described(component: ValueHead | Template) -> dict[str, Any]:
+    path = f"{type(component).__module__}.{type(component).__qualname__}"
+    return {"class_path": path, "init_args": dataclasses.asdict(cast(Any, component))}
 
 
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
@@ -240,8 +243,7 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
         tokenizer = AutoTokenizer.from_pretrained(folder)
         weights = load_file(folder / HEAD_WEIGHTS)
     check_loaded(folder, info)
-    head_class = _component_class(folder / HEAD_SETTINGS, settings["class_path"], ValueHead)
-    head = head_class(**settings["init_args"]).build(hidden_width(trunk))
+    head = _component(folder / HEAD_SETTINGS, settings, ValueHead).build(hidden_width(trunk))
     try:
         head.load_state_dict(weights)
     except RuntimeError as error:
@@ -270,11 +272,9 @@ def hidden_width(trunk: PreTrainedModel) -> int:
     return cast(Tensor, trunk.get_input_embeddings().weight).shape[1]
 
 
-T = TypeVar("T")
-
-
-def _component_class(file: Path, class_path: str, base: type[T]) -> type[T]:
-    """The class that a file beside a model names."""
+def _component(file: Path, settings: Mapping[str, Any], base: type[C]) -> C:
+    """The head or template that :func:`_described` wrote into a file beside a model."""
+    class_path = settings["class_path"]
     module, _, name = class_path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -285,4 +285,4 @@ def _component_class(file: Path, class_path: str, base: type[T]) -> type[T]:
         ) from None
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{file}: class_path {class_path} is not a {base.__name__}; was the file edited?")
-    return found
+    return found(**settings["init_args"])

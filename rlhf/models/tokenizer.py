@@ -103,36 +103,42 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
             return value
     raise UserError(
         f"tokenizer: {tokenizer.name_or_path or type(tokenizer).__name__} has neither a pad nor an end token; "
-        "set pad_token or eos_token in its tokenizer_config.json"
+        "set the policy's pad_token or eos_token"
     )
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, module: PreTrainedModel) -> None:
     """Refuses a tokenizer whose ids the model has no embedding for."""
     rows = cast(Tensor, module.get_input_embeddings().weight).shape[0]
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    if largest >= rows:
+    beyond = sorted((id, token) for token, id in tokenizer.get_vocab().items() if id >= rows)
+    if beyond:
+        id, token = beyond[-1]
         raise UserError(
-            f"tokenizer: id {largest} ({token!r}) but the model has {rows} embedding rows; "
-            "use the model's own tokenizer, or resize the model's embeddings"
+            f"tokenizer: id {id} ({token!r}) but the model has {rows} embedding rows; {len(beyond)} tokens have none: "
+            "use the model's own tokenizer, or name them in the policy's add_tokens"
         )
+
+
+def differing_tokens(own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens that have another id, or none, in one of two tokenizers."""
+    ours, theirs = own.get_vocab(), policy.get_vocab()
+    return sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token))
 
 
 def check_same_vocabulary(what: str, own: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> None:
     """Refuses a model that reads other token ids than the policy writes.
 
     Args:
-        what: The model, for the message: ``"path: the reward model in runs/x/reward/model"``.
+        what: The model, for the message: ``"critic.path: the value model in runs/x/reward/model"``.
         own: Its tokenizer.
         policy: The policy's.
 
     Raises:
         UserError: a token has another id, or none, in one of them.
     """
-    ours, theirs = own.get_vocab(), policy.get_vocab()
-    if different := sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)):
-        token = different[0]
+    if different := differing_tokens(own, policy):
+        there, here = (tokenizer.get_vocab().get(different[0]) for tokenizer in (own, policy))
         raise UserError(
-            f"{what} has another vocabulary than the policy ({len(different)} tokens differ: {token!r} is "
-            f"{ours.get(token)} there, {theirs.get(token)} in the policy); train it from the same starting model"
+            f"{what} has another vocabulary than the policy ({len(different)} tokens differ: {different[0]!r} is "
+            f"{there} there, {here} in the policy); train it from the same starting model"
         )

@@ -6,6 +6,7 @@ import torch
 
 from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
 from rlhf.loops.offline import OfflineTrainer
+from rlhf.models.freezing import freeze_below
 from rlhf.models.heads import Linear
 from rlhf.models.modules import PolicyModel
 
@@ -43,6 +44,26 @@ def test_own_trunk_keeps_a_reward_models_head_and_normalisation(tmp_path):  # ca
     stranger = tiny_runs.policy().build(lambda: ["entirely different text"], seed=1)
     with pytest.raises(ValueError, match="another vocabulary"):
         critic.build(stranger, seed=9)
+
+
+def test_own_trunk_trains_as_many_layers_as_asked_for_or_as_the_policy(lm, tmp_path):
+    def trained(model):
+        return {name for name, p in model.named_parameters() if p.requires_grad}
+
+    head = {"head.layers.0.weight", "head.layers.0.bias"}
+    freeze_below(lm.module, 1)
+    inherited = trained(OwnTrunk().build(lm, seed=1))
+    assert {name.split(".")[1] for name in inherited - head} == {"h", "ln_f"}
+    assert not any(name.startswith("trunk.h.0.") for name in inherited)
+    assert trained(OwnTrunk(trainable_layers=0).build(lm, seed=1)) == head | {"trunk.ln_f.weight", "trunk.ln_f.bias"}
+    stage = tiny_runs.reward_modelling(steps=1)
+    OfflineTrainer(stage, tiny_runs.context(tmp_path)).fit()
+    policy = tiny_runs.policy().build(lambda: stage.data.corpus("reward"), seed=1)
+    saved = str(tmp_path / "model")
+    assert trained(OwnTrunk(path=saved, trainable_layers=1).build(policy, seed=1)) == inherited
+    assert len(trained(OwnTrunk(path=saved).build(policy, seed=1))) == 28 + 2
+    with pytest.raises(ValueError, match="trainable_layers is -1"):
+        OwnTrunk(trainable_layers=-1)
 
 
 @pytest.mark.parametrize("detach", [False, True])

@@ -9,13 +9,14 @@ import torch
 
 from rlhf.algorithms.reward_modelling import RewardModelling
 from rlhf.data.examples import ComparisonExample
+from rlhf.data.templates import Plain
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
 from rlhf.models.rewards import ScalarReward
 from rlhf.models.storage import load_value_model
-from rlhf.types import Outputs
+from rlhf.types import Outputs, Sequences
 
 
 def pairs(n, weights=None, margins=None):
@@ -135,6 +136,33 @@ def test_training_and_ppo_read_the_same_score(trained, tmp_path):  # case D2
         with torch.no_grad():
             score = model(training.collate([pair], pad_id=5).sequences, want=("scores",)).scores[0]
         assert score.item() == pytest.approx(found[row].item(), abs=1e-5)
+
+
+def test_ppo_of_a_policy_with_another_tokenizer_reads_the_score_of_the_text(tmp_path, caplog):
+    """Of the whole way: the stage keeps its template with the model, and the sampled texts go through it."""
+    template = Plain(prompt_format="Q{prompt}", response_format=" {response}")
+    stage = tiny_runs.reward_modelling(steps=2, data=tiny_runs.data("comparison", template=template))
+    OfflineTrainer(stage, tiny_runs.context(tmp_path / "rm")).fit()
+    model, tokenizer = load_value_model(tmp_path / "rm" / "model")
+    settings = tiny_runs.ppo(
+        policy=tiny_runs.SameTokenizer(config=tiny_runs.policy().config, vocab_size=265, form="text"),
+        reward=ScalarReward(path=str(tmp_path / "rm" / "model")),
+        data=tiny_runs.data("prompt", template=template),
+        score_normalization=None,
+    )
+    trainer = OnlineTrainer(settings, tiny_runs.context(tmp_path / "ppo"))
+    experience = trainer.generate_experience()
+    assert caplog.text.count("has another vocabulary than the policy") == 1
+    rollout = experience.rollout
+    assert 0 < int(rollout.ended.sum()) < len(rollout)
+    for row, text in enumerate(rollout.text):
+        response = template.response(text.removeprefix(" "), tokenizer)
+        ids = template.prompt(rollout.prompts.text[row], tokenizer) + response[: None if rollout.ended[row] else -1]
+        whole = Sequences(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool), 1)
+        with torch.no_grad():
+            score = model(whole, want=("scores",)).scores[0]
+        assert score.item() == pytest.approx(experience.scored.scores[row].item(), abs=1e-5)
+    assert math.isfinite(trainer.train_rlhf(experience)["loss/policy"])
 
 
 def test_a_model_that_cannot_tell_is_refused(tmp_path):

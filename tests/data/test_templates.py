@@ -91,3 +91,20 @@ def test_formats_stand_around_the_texts(words) -> None:
 def test_impossible_settings_are_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Plain(**settings)
+
+
+@pytest.mark.parametrize(("template", "sampled", "bare"), [
+    (Plain(response_format=" {response}."), " good.", "good"), (Plain(response_format=" {response}."), "good", "good"),
+    (Plain(response_format=" {response}."), " cut o", "cut o"), (Plain(), " good.", " good."), (Chat(), " x ", " x "),
+])  # fmt: skip
+def test_a_sampled_response_without_what_the_template_puts_around_it(template, sampled: str, bare: str) -> None:
+    assert template.bare(sampled) == bare
+
+
+def test_a_missing_end_marker_names_both_remedies(words) -> None:  # case A6
+    tokenizer = words()
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match=r"name one of its tokens as template.end, or give the policy an eos_token"):
+        marker_id(None, tokenizer)
+    with pytest.raises(ValueError, match="add the marker with the policy's add_tokens"):
+        marker_id("w0 w1 w2", tokenizer)

@@ -366,3 +366,19 @@ def test_micro_batch_size_is_checked():
     assert Local().rows_at_once == 64 and Local(micro_batch_size=3).rows_at_once == 3
     with pytest.raises(ValueError, match="micro_batch_size is 0"):
         Local(micro_batch_size=0)
+
+
+def test_ids_that_the_tokenizer_has_no_token_for_are_never_drawn():
+    lm = tiny_runs.policy().build(lambda: ["abc"], seed=1)
+    size = len(lm.tokenizer)
+    lm.module.resize_token_embeddings(size + 24, mean_resizing=False)
+    with torch.no_grad():  # the filling is what the model likes best
+        lm.module.lm_head.weight[size:] = 5 * lm.module.transformer.wte.weight[:24]
+    engine = Local().build(PolicyModel(lm.module))
+    prompts = Prompts([[5, 6]] * 64, ["p"] * 64, ["s"] * 64)
+    sampling = Sampling(max_new_tokens=8)
+    rollout = engine.generate(prompts, sampling, lm.tokenizer, seed=1, counters=range(64), stop_ids=[1])
+    assert rollout.sequences.response_ids[rollout.mask].max() < size
+    outputs = next(engine.evaluate([Selectable(rollout.sequences, rollout.mask)], want=("logprobs",)))
+    torch.testing.assert_close(outputs.logprobs, rollout.rollout_logprobs, atol=1e-4, rtol=0)
+    assert (rollout.behaviour_logprobs - rollout.rollout_logprobs)[rollout.mask].max() > 0.1  # it would have been drawn

@@ -135,10 +135,48 @@ def test_dtype_is_the_one_asked_for(folder):
     assert Pretrained(path=str(folder), dtype="bf16").build(nothing, seed=1).module.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("settings", [{"path": ""}, {"path": "x", "dropout": 1.0}, {"path": "x", "dropout": -0.1}])
-def test_pretrained_refuses_impossible_settings(settings):
-    with pytest.raises(ValueError, match=r"path: it is empty|is not a probability"):
-        Pretrained(**settings)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"path": ""}, "path: it is empty"), ({"dropout": 1.0}, "is not a probability"),
+    ({"dropout": -0.1}, "is not a probability"), ({"trainable_layers": -1}, "trainable_layers is -1"),
+    ({"pad_token": ""}, "pad_token: ''; give a token"), ({"eos_token": ""}, "eos_token: ''; give a token"),
+    ({"add_tokens": ["<a>", ""]}, "add_tokens: one of them is empty"),
+])  # fmt: skip
+def test_pretrained_refuses_impossible_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Pretrained(**{"path": "x", **settings})
+
+
+def test_tokens_asked_for_are_there_and_stay_after_a_save(folder, tmp_path):  # case A6
+    settings = {"path": str(folder), "pad_token": "<pad>", "eos_token": "<end>", "add_tokens": ["<user>"]}
+    module, tokenizer = Pretrained(**settings).build(nothing, seed=1)
+    ids = tokenizer.convert_tokens_to_ids(["<pad>", "<end>", "<user>"])
+    assert ids == [tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer) - 1]
+    assert tokenizer("<user>great<end>")["input_ids"][-1] == ids[1]
+    assert module.get_input_embeddings().weight.shape[0] == len(tokenizer) == module.config.vocab_size
+    save_language_model(tmp_path / "m", module, tokenizer)
+    again, its = Pretrained(path=str(tmp_path / "m")).build(nothing, seed=1)
+    assert its.get_vocab() == tokenizer.get_vocab() and its.eos_token == "<end>"
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in again.state_dict().items())
+    twice, _ = Pretrained(**{**settings, "path": str(tmp_path / "m")}).build(nothing, seed=1)
+    assert twice.config.vocab_size == module.config.vocab_size  # they are there already
+
+
+def test_layers_that_stay_frozen(folder):
+    module = Pretrained(path=str(folder), trainable_layers=0).build(nothing, seed=1).module
+    assert {name for name, p in module.named_parameters() if p.requires_grad} == {
+        "transformer.ln_f.weight", "transformer.ln_f.bias",
+    }  # fmt: skip
+    whole = Pretrained(path=str(folder)).build(nothing, seed=1).module
+    assert all(p.requires_grad for p in whole.parameters())
+    with pytest.raises(ValueError, match="trainable_layers: 2, but GPT2LMHeadModel has 1 blocks"):
+        Pretrained(path=str(folder), trainable_layers=2).build(nothing, seed=1)
+
+
+def test_a_new_token_with_a_frozen_embedding_is_refused_but_for_a_pad(folder):
+    settings = {"path": str(folder), "trainable_layers": 1}
+    assert Pretrained(**settings, pad_token="<pad>").build(nothing, seed=1).tokenizer.pad_token == "<pad>"
+    with pytest.raises(ValueError, match=r"freezes the embedding, so the new token '<user>' would never be learnt"):
+        Pretrained(**settings, add_tokens=["<user>"]).build(nothing, seed=1)
 
 
 @pytest.fixture

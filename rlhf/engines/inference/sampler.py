@@ -39,6 +39,7 @@ def sample(
     decode: Callable[[list[int]], str],
     groups: Tensor | None = None,
     on_tokens: OnTokens | None = None,
+    forbidden: Tensor | None = None,
 ) -> Rollout:
     """One response per prompt, without gradient or dropout; the model is left in the mode it was in.
 
@@ -53,6 +54,8 @@ def sample(
         decode: From response ids to text.
         groups: [B] int64, equal for responses to the same prompt. None: each row is its own group.
         on_tokens: Told of every step as it is made: the prompts still being answered and the token drawn for each.
+        forbidden: [V] bool, ids that are never drawn, such as those the tokenizer has no token for. They keep their
+            share of ``rollout_logprobs``, which are those of the full softmax. None: all may be drawn.
 
     Returns:
         The rollout on the model's device, T its longest response.
@@ -67,12 +70,14 @@ def sample(
     _check(lm, prompts, sampling, rows, groups, stop_ids)
     stops = torch.zeros(lm.config.get_text_config().vocab_size, dtype=torch.bool, device=lm.device)
     stops[list(stop_ids)] = True
+    forbidden = None if forbidden is None else forbidden.to(lm.device)
+    _check_choice(stops, forbidden, sampling)
     out = _Columns.empty(len(prompts), sampling.max_new_tokens, pad_id, lm.device)
     with torch.no_grad(), _evaluating(lm):
         for start in range(0, len(prompts), sampling.max_rows):
             part = slice(start, start + sampling.max_rows)
             ids, mask = _left_padded(prompts.ids[part], pad_id, lm.device)
-            _respond(lm, ids, mask, sampling, seed, rows[part], stops, out, start, on_tokens)
+            _respond(lm, ids, mask, sampling, seed, rows[part], stops, forbidden, out, start, on_tokens)
     return _assemble(prompts, out, stops, pad_id, decode, groups)
 
 
@@ -97,6 +102,7 @@ def _respond(
     seed: int,
     counters: Tensor,
     stops: Tensor,
+    never: Tensor | None,
     out: _Columns,
     first: int,
     on_tokens: OnTokens | None,
@@ -113,10 +119,11 @@ def _respond(
     mask = torch.cat([prompt_mask, prompt_mask.new_ones(len(ids), sampling.max_new_tokens)], dim=1)
     rows = torch.arange(first, first + len(ids), device=ids.device)
     finished = torch.zeros_like(rows, dtype=torch.bool)
+    too_early = stops if never is None else stops | never
     positions = Sequences(ids, prompt_mask, prompt_width=width).position_ids
     for t in range(sampling.max_new_tokens):
         logits = forward(ids, mask[:, : width + t], positions)
-        forbidden = stops if t < sampling.min_new_tokens else None
+        forbidden = too_early if t < sampling.min_new_tokens else never
         drawn = draw(logits, uniforms[:, t], sampling, forbidden=forbidden)
         for column, values in zip(out, drawn, strict=True):
             column[rows, t] = values
@@ -230,8 +237,13 @@ def _check(
     unknown = [i for i in stop_ids if not 0 <= i < config.vocab_size]
     if unknown:
         raise UserError(f"stop_ids: {unknown} with a vocabulary of {config.vocab_size}; give ids the model can draw.")
-    if sampling.min_new_tokens and len(set(stop_ids)) == config.vocab_size:
+
+
+def _check_choice(stops: Tensor, forbidden: Tensor | None, sampling: Sampling) -> None:
+    """Refuses settings that leave no token to draw."""
+    excluded = stops if forbidden is None else stops | forbidden
+    if sampling.min_new_tokens and excluded.all():
         raise UserError(
-            f"stop_ids: all {config.vocab_size} tokens with min_new_tokens {sampling.min_new_tokens}; "
+            f"stop_ids: all {len(stops)} tokens with min_new_tokens {sampling.min_new_tokens}; "
             "leave a token that can be drawn, or set min_new_tokens to 0."
         )

@@ -103,7 +103,8 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, *, forbidden: Ten
         logits: [B, V] of the next token, any floating dtype.
         uniforms: [B] float64 in [0, 1); not read when greedy.
         sampling: Temperature, top-k, top-p, greedy.
-        forbidden: [V] bool, tokens that cannot be drawn: the stop tokens before the minimum length.
+        forbidden: [V] bool, tokens that cannot be drawn: the stop tokens before the minimum length, and ids that the
+            tokenizer has no token for.
     """
     logprobs = (logits.float() / sampling.temperature).log_softmax(-1)
     allowed = logprobs if forbidden is None else logprobs.masked_fill(forbidden, -torch.inf)

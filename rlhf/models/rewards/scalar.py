@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from rlhf.errors import UserError
-from rlhf.interfaces import Engine, LiveEngine, ModelPath, RewardModel, Scorer
-from rlhf.models.storage import load_value_model
-from rlhf.models.tokenizer import check_same_vocabulary
-from rlhf.types import Rollout, Scores, Selectable
+from rlhf.interfaces import Engine, LiveEngine, ModelPath, RewardModel, Scorer, Template
+from rlhf.models.storage import USAGE, load_usage, load_value_model
+from rlhf.models.tokenizer import check_same_vocabulary, differing_tokens, pad_id
+from rlhf.types import Rollout, Scores, Selectable, Sequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 
 def frozen_value_model(path: str, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> LiveEngine:
@@ -40,6 +44,9 @@ def check_path(path: str) -> None:
 class ScalarReward(RewardModel):
     """A trained reward model, read at the last real token of the sampled ids: where its training read it.
 
+    A model with another tokenizer than the policy's is given the texts instead, through its own tokenizer and the
+    template of its training.
+
     Args:
         path: "@stage" for the result of an earlier reward-modelling stage, or the folder of one.
     """
@@ -50,8 +57,31 @@ class ScalarReward(RewardModel):
         check_path(self.path)
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
-        """Loads the model and freezes it in the engine; see :func:`frozen_value_model`."""
-        return ScalarScorer(frozen_value_model(self.path, engine, tokenizer), engine.rows_at_once)
+        """Loads the model and freezes it in the engine.
+
+        Raises:
+            UserError: the folder, or its head, is missing.
+            UserError: the reward model has another tokenizer than the policy, and its folder does not say how texts
+                are to be read.
+        """
+        model, own = load_value_model(self.path)
+        if not (different := differing_tokens(own, tokenizer)):
+            return ScalarScorer(engine.build(model), engine.rows_at_once)
+        template, _ = load_usage(self.path)
+        if template is None:
+            raise UserError(
+                f"path: the reward model in {self.path} has another vocabulary than the policy, and no "
+                f"{Path(self.path) / USAGE} says how its training read texts; train it again, or train it from the "
+                "policy's starting model"
+            )
+        logger.warning(
+            "The reward model in %s has another vocabulary than the policy (%d tokens differ, such as %r): "
+            "responses are decoded and tokenised again for it.",
+            self.path,
+            len(different),
+            different[0],
+        )
+        return TextScorer(engine.build(model), engine.rows_at_once, template, own)
 
 
 class ScalarScorer(Scorer):
@@ -67,6 +97,36 @@ class ScalarScorer(Scorer):
         return Scores(torch.cat([part.to(device) for part in scores if part is not None]))
 
     def _batches(self, rollout: Rollout) -> Iterator[Selectable]:
-        whole = Selectable(rollout.sequences, rollout.mask)
-        for rows in torch.arange(len(whole), device=rollout.sequences.ids.device).split(self.rows_at_once):
+        whole = self.read(rollout)
+        for rows in torch.arange(len(whole), device=whole.mask.device).split(self.rows_at_once):
             yield whole.select(rows)
+
+    def read(self, rollout: Rollout) -> Selectable:
+        """The sequences that the model reads."""
+        return Selectable(rollout.sequences, rollout.mask)
+
+
+class TextScorer(ScalarScorer):
+    """A frozen value model that reads the texts of a rollout through its own template and tokenizer."""
+
+    def __init__(
+        self, engine: LiveEngine, rows_at_once: int, template: Template, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        super().__init__(engine, rows_at_once)
+        self.template = template
+        self.tokenizer = tokenizer
+
+    def read(self, rollout: Rollout) -> Selectable:
+        """Prompt and response as its training would have encoded them; a cut response has no end id."""
+        texts = zip(rollout.prompts.text, rollout.text, rollout.ended.tolist(), strict=True)
+        rows = [self._ids(*row) for row in texts]
+        width = max(2, *map(len, rows))
+        fill = pad_id(self.tokenizer)
+        ids = torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=rollout.mask.device)
+        lengths = torch.tensor([len(row) for row in rows], device=rollout.mask.device)
+        real = torch.arange(width, device=rollout.mask.device) < lengths.unsqueeze(1)
+        return Selectable(Sequences(ids, real, prompt_width=1), real[:, 1:])
+
+    def _ids(self, prompt: str, response: str, ended: bool) -> list[int]:
+        ids = self.template.response(self.template.bare(response), self.tokenizer)
+        return self.template.prompt(prompt, self.tokenizer) + (ids if ended else ids[:-1])

@@ -77,6 +77,7 @@ def run(
     pad_id: int = PAD,
     groups: Tensor | None = None,
     on_tokens: OnTokens | None = None,
+    forbidden: Tensor | None = None,
     **settings: Any,
 ) -> Rollout:
     settings = {"max_new_tokens": 20, **settings}
@@ -92,6 +93,7 @@ def run(
         decode=spell,
         groups=groups,
         on_tokens=on_tokens,
+        forbidden=forbidden,
     )
 
 
@@ -316,6 +318,24 @@ def test_minimum_length_forbids_every_stop_id_before_it():
     found = responses(rollout)
     assert all(token >= 20 for response in found for token in response[:4])
     assert any(len(response) == 5 for response in found)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.5}, {"greedy": True}, {"min_new_tokens": 4}])
+def test_forbidden_ids_are_never_drawn_and_keep_their_share(lm: PreTrainedModel, settings):
+    forbidden = torch.arange(VOCAB) >= 20
+    rollout = run(lm, PROMPTS.repeat(4), forbidden=forbidden, **settings)
+    assert all(token < 20 for response in responses(rollout) for token in response)
+    assert any(token >= 20 for response in responses(run(lm, PROMPTS.repeat(4), **settings)) for token in response)
+    assert largest_gap(lm, rollout) < 1e-4  # of the full softmax, the one that ratios are taken of
+    if not settings:
+        gap = (rollout.behaviour_logprobs - rollout.rollout_logprobs)[rollout.mask]
+        assert (gap > 0).all()
+
+
+def test_nothing_left_to_draw_is_refused(lm: PreTrainedModel):
+    forbidden = torch.arange(VOCAB) >= 5
+    with pytest.raises(ValueError, match=r"stop_ids: .* leave a token that can be drawn"):
+        run(lm, stop_ids=range(5), forbidden=forbidden, min_new_tokens=1)
 
 
 def test_groups_of_the_caller_are_kept():

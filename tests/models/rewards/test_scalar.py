@@ -1,14 +1,20 @@
+import dataclasses
+import logging
+import sys
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 import torch
 from tiny_models import ForwardEngine, language_model, rollout
 
+from rlhf.data.templates import Chat, Plain
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel
 from rlhf.models.heads import Linear
 from rlhf.models.rewards import ScalarReward
-from rlhf.models.storage import save_language_model, save_value_model, value_model_from
+from rlhf.models.rewards.scalar import ScalarScorer
+from rlhf.models.storage import save_language_model, save_usage, save_value_model, value_model_from
 from rlhf.models.tokenizer import train_bpe
 from rlhf.types import Sequences
 
@@ -42,10 +48,64 @@ def test_scores_are_read_at_the_last_real_token_of_the_sampled_ids(trained):
         assert answer.total[row].item() == pytest.approx((raw.item() - 1.0) / 2.0, abs=1e-5)
 
 
-def test_another_vocabulary_is_refused(trained):
+def test_another_vocabulary_needs_the_template_of_the_training(trained):
     other = train_bpe(["something else entirely"] * 4, 270)
-    with pytest.raises(ValueError, match=r"another vocabulary than the policy \(\d+ tokens differ: .* in the policy\)"):
+    with pytest.raises(UserError, match=r"another vocabulary than the policy, and no .*rlhf\.json says how"):
         ScalarReward(path=str(trained[0])).build(ENGINE, other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shouting(Plain):
+    """A researcher's own template.
+
+    Args:
+        mark: Ends a prompt.
+    """
+
+    mark: str = "!"
+
+    def prompt_text(self, text):
+        return super().prompt_text(text) + self.mark
+
+
+@pytest.mark.parametrize("template", [
+    Plain(), Plain(prompt_format="Human: {prompt}\nAssistant:", response_format=" {response}"), Shouting(mark="?"),
+    Chat(system="Brief"),
+], ids=["bare", "format", "own", "chat"])  # fmt: skip
+def test_a_model_with_another_tokenizer_reads_the_texts(trained, template, tmp_path, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, Shouting.__module__, sys.modules[__name__])
+    _, model = trained
+    own = train_bpe(["the screen is great"] * 4, 270)
+    own.chat_template = "{% for m in messages %}{{ m.content }}?{% endfor %}:"
+    save_value_model(tmp_path / "rm", model, own, Linear(init_std=1.0))
+    save_usage(tmp_path / "rm", template)
+    others = train_bpe(["something else entirely"] * 4, 300)
+    responses = [" great", "the screen is poor", " naïve", "", " the end"]
+    given = rollout(responses, prompt="the screen is")
+    given = dataclasses.replace(given, ended=torch.tensor([True, True, True, True, False]))
+    with caplog.at_level(logging.WARNING):
+        scorer = ScalarReward(path=str(tmp_path / "rm")).build(ENGINE, others)
+        answer, again = scorer(given).total, scorer(given).total
+    assert torch.equal(answer, again) and answer.shape == (5,)
+    assert caplog.text.count("has another vocabulary than the policy") == 1 and str(tmp_path / "rm") in caplog.text
+    for row, response in enumerate(responses):  # by the reward model alone, from what a source would have
+        bare = response.removeprefix(" ") if "format" in str(template) and " {" in str(template) else response
+        ids = template.prompt("the screen is", own) + template.response(bare, own)
+        ids = torch.tensor([ids if given.ended[row] else ids[:-1]])
+        alone = model(Sequences(ids, torch.ones_like(ids, dtype=torch.bool), 1), want=("scores",)).scores
+        assert answer[row].item() == pytest.approx(alone.item(), abs=1e-5), response
+
+
+def test_the_ids_of_the_same_tokenizer_are_not_decoded(trained, tmp_path, caplog):
+    _, model = trained
+    save_value_model(tmp_path / "rm", model, TOKENIZER, Linear(init_std=1.0))
+    save_usage(tmp_path / "rm", Plain())
+    with caplog.at_level(logging.WARNING):
+        scorer = ScalarReward(path=str(tmp_path / "rm")).build(ENGINE, train_bpe(["the screen is great"] * 4, 270))
+    assert type(scorer) is ScalarScorer and not caplog.text
+    texts = ["a", "b"]
+    answer = scorer(rollout(texts)).total
+    assert torch.equal(answer, scorer(dataclasses.replace(rollout(texts), text=["other", "texts"])).total)
 
 
 def test_a_folder_without_a_head_is_refused(tmp_path):  # case H3
