@@ -10,7 +10,7 @@ from rlhf.data.templates import Chat
 from rlhf.engines.inference import Sampling
 from rlhf.engines.local import Local
 from rlhf.models.policy import Pretrained
-from rlhf.models.rewards import ScalarReward
+from rlhf.models.rewards.scalar import ScalarScorer, frozen_value_model
 from rlhf.models.storage import load_usage
 
 
@@ -26,7 +26,7 @@ def load_speaker(path: str, *, name: str, reward: str | None = None, settings: d
     model = Pretrained(path=path).build(lambda: (), seed=0)
     template, trained = load_usage(path)
     template = template or default_template(model.tokenizer)
-    scorer = None if reward is None else ScalarReward(path=reward).build(Local(), model.tokenizer)
+    scorer = None if reward is None else ScalarScorer(frozen_value_model(reward, Local(), model.tokenizer), 1)
     system = template.system if isinstance(template, Chat) else None
     sampling = Sampling(**{**trained, **(settings or {})})
     return Speaker(name, model, template, sampling, scorer=scorer, system=system)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from rlhf.errors import UserError, require
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
 from rlhf.models.freezing import freeze_below
 from rlhf.models.gguf import (
-    SUFFIX,
     check_gguf_packages,
     find_gguf,
     forget_quantisation,
@@ -29,7 +27,7 @@ from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bp
 from rlhf.models.vocabulary import extend_vocabulary
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SET_BY_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -187,10 +185,6 @@ class FromScratch(Policy):
             except ValueError as error:
                 raise UserError(f"config: {self.config} makes no causal language model ({error})") from error
         return LanguageModel(module.eval(), tokenizer)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def looks_local(path: str) -> bool:

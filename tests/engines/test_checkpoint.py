@@ -79,7 +79,7 @@ def test_a_leftover_newer_than_the_run_does_not_push_out_the_good_one(tmp_path):
 def test_a_missing_checkpoint_is_named(tmp_path):
     store = Checkpoints(tmp_path)
     shutil.rmtree(store.save(2, {}))
-    with pytest.raises(FileNotFoundError, match="step_2"):
+    with pytest.raises(UserError, match="step_2"):
         store.load()
 
 

@@ -30,7 +30,7 @@ def test_rows_have_the_parts_of_their_score(tmp_path):
     ensemble = Ensemble(models={"a": tiny_runs.LETTERS, "b": LengthPenalty(target=2, per_token=1.0)}, combine="min")
     trainer = OnlineTrainer(tiny_runs.ppo(reward=ensemble, missing_end_penalty=1.0), tiny_runs.context(tmp_path))
     experience = trainer.generate_experience()
-    for row in experience_rows(experience, 8):
+    for row in experience_rows(experience, 8, trainer.tokenizer):
         letters, penalty = row["reward/a"], row["reward/b"]
         assert row["reward/disagreement"] == pytest.approx(abs(letters - penalty) / 2)  # of two, half their distance
         assert row["score"] == min(letters, penalty) - (not row["ended"])  # what was taken off is no part

@@ -24,7 +24,7 @@ def test_one_score_per_response_or_an_error() -> None:
 
 def test_it_serves_as_a_function_reward() -> None:
     scorer = FunctionReward(function="rlhf.models.judges.vader").build(None, None)  # pyright: ignore
-    assert scorer.required == {"prompts", "responses"}
+    assert scorer.function.required == {"prompts", "responses"}
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch) -> None:
