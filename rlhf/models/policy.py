@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from rlhf.errors import UserError, require
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
 from rlhf.models.freezing import freeze_below
 from rlhf.models.gguf import (
+    SUFFIX,
     check_gguf_packages,
     find_gguf,
     forget_quantisation,
@@ -27,7 +29,7 @@ from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bp
 from rlhf.models.vocabulary import extend_vocabulary
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SET_BY_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
