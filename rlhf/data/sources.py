@@ -1,21 +1,24 @@
 """Where rows come from: files, the Hugging Face hub, a function of one's own, the built-in world.
 
-Nothing read from a file is cached between runs: an edited file is an edited data set.
+What is read lies in Arrow files that are mapped into memory, so rows may be more than fit into it. Nothing read from a
+file is served again by name or date: what decides is its content (``fingerprint``).
 """
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import inspect
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from rlhf.data import world
+from rlhf.data import fingerprint, world
+from rlhf.data.cache import scratch_folder
 from rlhf.data.columns import map_columns
+from rlhf.data.spool import spooled
 from rlhf.errors import UserError
 from rlhf.interfaces import Source
 
@@ -60,18 +63,6 @@ def _finish(dataset: datasets.Dataset, columns: dict[str, str], rows: int | None
     return map_columns(dataset, columns, where)
 
 
-def _from_rows(rows: Iterable[Any], where: str) -> datasets.Dataset:
-    """A data set of dicts; a key that some rows lack is None there."""
-    import datasets
-
-    listed = list(rows)
-    for number, row in enumerate(listed):
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: row {number} is a {type(row).__name__}; yield one dict per row")
-    names = dict.fromkeys(name for row in listed for name in row)  # Dataset.from_list reads the first row's keys only
-    return datasets.Dataset.from_dict({name: [row.get(name) for row in listed] for name in names})
-
-
 # ------------------------------------------------------------------------------------------------------------ files
 
 
@@ -104,12 +95,19 @@ def _of_file(path: Path, wanted: Format | None) -> Format:
 
 def _check_utf8(path: Path) -> None:
     """The readers let other encodings through, and fail when a value is used."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line = 1
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        while True:
+            block = file.read(1 << 20)
             try:
-                line.decode("utf-8")
+                decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                raise UserError(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from None
+                line += error.object[: error.start].count(b"\n")
+                raise UserError(f"line {line} is not UTF-8: {error.reason}; save the file as UTF-8") from None
+            if not block:
+                return
+            line += block.count(b"\n")
 
 
 def _read(path: Path, form: Format) -> datasets.Dataset:
@@ -117,8 +115,8 @@ def _read(path: Path, form: Format) -> datasets.Dataset:
 
     if form != "parquet":
         _check_utf8(path)
-    with tempfile.TemporaryDirectory() as cache, _quiet():
-        options: dict[str, Any] = {"cache_dir": cache, "keep_in_memory": True}
+    with scratch_folder() as folder, _quiet():
+        options: dict[str, Any] = {"cache_dir": str(folder)}
         if form == "csv":  # as text: "NA" stays "NA" and "007" stays "007"
             import csv
 
@@ -181,6 +179,11 @@ class Files(Source):
             raise UserError(f"{where}: files with different columns ({names}); read them as several sources") from error
         return _finish(table, self.columns, self.rows, where)
 
+    def fingerprint(self) -> str:
+        paths = self._paths()
+        forms = [_of_file(path, self.format) for path in paths]
+        return fingerprint.of(repr((forms, self.columns, self.rows)), fingerprint.of_files(paths))
+
     def _paths(self) -> list[Path]:
         paths: list[Path] = []
         for given in [self.path] if isinstance(self.path, str) else self.path:
@@ -232,7 +235,9 @@ class Hub(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Generator(Source):
-    """Rows that a function of your own yields as dicts.
+    """Rows that a function of your own yields as dicts, read once and kept on disk where they are many.
+
+    The function runs every time, as only its rows tell whether they have been prepared before.
 
     Args:
         function: Dotted path of the function, such as ``my_data.questions``; importable from where the run starts.
@@ -248,7 +253,7 @@ class Generator(Source):
         self._resolve()
 
     def load(self) -> datasets.Dataset:
-        return _finish(_from_rows(self._resolve()(**self.arguments), self.function), self.columns, None, self.function)
+        return _finish(spooled(self._resolve()(**self.arguments), self.function), self.columns, None, self.function)
 
     def _resolve(self) -> Callable[..., Iterable[Any]]:
         module, _, name = self.function.rpartition(".")
@@ -288,6 +293,9 @@ class World(Source):
             if name not in known:
                 raise UserError(f"options.{name}: unknown for {self.form}; known: {', '.join(known)}")
 
+    def fingerprint(self) -> str:
+        return repr(self)
+
     def remark(self) -> str:
         if self.form != "comparisons":
             return ""
@@ -296,4 +304,4 @@ class World(Source):
 
     def load(self) -> datasets.Dataset:
         rows = getattr(world, self.form)(self.rows, seed=self.seed, **self.options)
-        return _from_rows(rows, f"World({self.form})")
+        return spooled(rows, f"World({self.form})")
