@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rlhf.data import fingerprint, world
 from rlhf.data.cache import scratch_folder
 from rlhf.data.columns import map_columns
+from rlhf.data.json_lines import read_json
 from rlhf.data.spool import spooled
 from rlhf.errors import UserError
 from rlhf.interfaces import Source
@@ -115,6 +116,8 @@ def _read(path: Path, form: Format) -> datasets.Dataset:
 
     if form != "parquet":
         _check_utf8(path)
+    if form in ("json", "jsonl"):
+        return read_json(path)
     with scratch_folder() as folder, _quiet():
         options: dict[str, Any] = {"cache_dir": str(folder)}
         if form == "csv":  # as text: "NA" stays "NA" and "007" stays "007"
@@ -125,8 +128,6 @@ def _read(path: Path, form: Format) -> datasets.Dataset:
             features = datasets.Features({name: datasets.Value("string") for name in header})
             return datasets.Dataset.from_csv(str(path), features=features, keep_default_na=False, **options)  # pyright: ignore
         reader = {
-            "json": datasets.Dataset.from_json,
-            "jsonl": datasets.Dataset.from_json,
             "parquet": datasets.Dataset.from_parquet,
             "text": datasets.Dataset.from_text,
         }[form]
@@ -168,6 +169,8 @@ class Files(Source):
             form = _of_file(path, self.format)
             try:
                 tables.append(_read(path, form))
+            except UserError as error:
+                raise UserError(f"{path}: cannot be read as {form}: {error}") from error
             except Exception as error:  # readers raise whatever their parsers do; the file's name is what helps
                 cause = error.__cause__ or error
                 raise UserError(f"{path}: cannot be read as {form} ({cause}); repair it or set format") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ HELD_BYTES = 64 << 20
 CHUNK = 1000
 
 
+class TypesDiffer(UserError):
+    """A column has types in some tables that do not go together with those in others."""
+
+
 def spooled(rows: Iterable[Any], where: str) -> datasets.Dataset:
     """A data set of dicts; a key that some rows lack is None there.
 
@@ -29,25 +34,40 @@ def spooled(rows: Iterable[Any], where: str) -> datasets.Dataset:
     Raises:
         UserError: a row is no dict, or a key holds values of types that do not go together.
     """
+    return collected(_tables(rows, where), where)
+
+
+def collected(tables: Iterable[pa.Table], where: str = "") -> datasets.Dataset:
+    """A data set of tables that are to stand behind one another.
+
+    Args:
+        tables: Read once, in order. A column that one of them lacks is None there.
+        where: Their source, for errors.
+
+    Raises:
+        TypesDiffer: a column has types that do not go together.
+    """
     import datasets
     import pyarrow as pa
 
     with scratch_folder() as folder:
-        tables: list[pa.Table] = []
+        done: list[pa.Table] = []
         held: list[pa.Table] = []
-        for table in _tables(rows, where):
+        for table in tables:
             held.append(table)
             if sum(one.nbytes for one in held) > HELD_BYTES:
-                tables += _on_disk(held, folder, len(tables))
+                done += _on_disk(held, folder, len(done))
                 held = []
-        tables += held
-        if not tables:
+        done += held
+        if not done:
             return datasets.Dataset.from_dict({})
         try:  # a type is changed, and the table copied, only where a later row made it wider
-            whole = pa.concat_tables(tables, promote_options="permissive")
+            whole = pa.concat_tables(done, promote_options="permissive")
         except (pa.ArrowException, ValueError) as error:
-            raise UserError(f"{where}: {_mixed(tables)}; give every key values of one type") from error
-    return datasets.Dataset(datasets.table.InMemoryTable(whole))
+            prefix = f"{where}: " if where else ""
+            raise TypesDiffer(f"{prefix}{_mixed(done)}; give every key values of one type") from error
+    # an identity of its own: datasets would make one by copying and hashing the whole table
+    return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
 
 
 def _tables(rows: Iterable[Any], where: str) -> Iterator[pa.Table]:
