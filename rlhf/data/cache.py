@@ -1,8 +1,8 @@
 """Prepared data kept between runs: folders under a key of everything that decides their content.
 
-One process builds a folder while others that want it wait; a folder appears whole, by one rename, and is checked against
-the hashes of its files before it is read. A lock is the system's own (``flock``), so it ends with the process that holds
-it. Where a shared disk has no locks, every process builds for itself and the first one's folder stays.
+One process builds a folder while others that want it wait; a folder appears whole, by one rename, and is checked
+against the hashes of its files before it is read. A lock is the system's own (``flock``), so it ends with the process
+that holds it. Where a shared disk has no locks, every process builds for itself and the first one's folder stays.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Cache:
             cache_dir: A folder; ``auto``; or None, which keeps nothing.
 
         Raises:
-            UserError: the folder cannot be made or written to. Where ``auto`` cannot, nothing is kept and a warning says so.
+            UserError: the folder cannot be made. Where ``auto`` cannot, nothing is kept and a warning says so.
         """
         if cache_dir is None:
             return cls(None)

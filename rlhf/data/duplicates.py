@@ -34,7 +34,7 @@ DuplicatePolicy = Literal["keep", "report", "drop"]
 SHINGLE = 5
 """Words of a sequence that is compared."""
 BANDS, BAND_ROWS = 16, 4
-"""Two rows are compared if all minima of a band agree: at similarity 0.8 that misses 2 pairs in 10,000, at 0.7 1 in 80."""
+"""Two rows are compared if all minima of a band agree: 2 in 10,000 pairs of similarity 0.8 are missed, of 0.7 1 in 80."""
 BLOCK = 1000
 SHOWN = 3
 """Examples of near duplicates in the log."""
@@ -61,7 +61,7 @@ _SHIFTS = _RANDOM.integers(0, 2**64, BANDS * BAND_ROWS, dtype=np.uint64)
 
 
 def bands(texts: Sequence[str]) -> np.ndarray:
-    """[N, BANDS] uint64, equal in a band where the texts' minima of its hash functions are; 0 for a text of no words."""
+    """[N, BANDS] uint64, equal in a band where the texts' minima of its hash functions are; 0 where no word is."""
     answer = np.zeros((len(texts), BANDS), dtype=np.uint64)
     for row, text in enumerate(texts):
         hashes = shingles(text)
@@ -106,54 +106,73 @@ class Found:
     lines: list[str] = field(default_factory=list)
 
 
-class Duplicates:
+def find_duplicates(
+    parts: Mapping[tuple[str, str], Part], form: Form, *, exact: DuplicatePolicy, near: float | None
+) -> Found:
     """Looks for duplicates among the rows of a stage.
 
     Args:
+        parts: Sources and where their rows belong, by (group, source); dropped rows are taken out of ``places``.
+        form: What the rows are to become: its columns are compared.
         exact: What is done with exact duplicates.
         near: Least similarity of near duplicates; None looks for none.
-        form: What the rows are to become: its columns are compared.
     """
-
-    def __init__(self, exact: DuplicatePolicy, near: float | None, form: Form) -> None:
-        self.exact, self.near, self.form = exact, near, form
-
-    def find(self, parts: Mapping[tuple[str, str], Part]) -> Found:
-        """Looks; where exact duplicates are to be dropped, takes them out of ``places``."""
-        found = Found()
-        if self.exact == "keep" and self.near is None:
-            return found
-        names = sorted(parts, key=lambda name: name[0])  # eval_sources first; the order is kept among equals
-        places = np.concatenate([parts[name].places for name in names])
-        starts = np.cumsum([0, *(len(parts[name].places) for name in names)])
-        first = self._first_of_equals(names, parts)
-        again = (first != np.arange(len(first))) & (places != 0)
-        if self.exact != "keep":
-            for number, name in enumerate(names):
-                span = slice(starts[number], starts[number + 1])
-                if again[span].any():
-                    owners = np.searchsorted(starts, first[span][again[span]], side="right") - 1
-                    others = places[first[span][again[span]]]
-                    found.lines.append(self._line(names, number, owners, others, places[span][again[span]]))
-                    if self.exact == "drop":
-                        parts[name].places[again[span]] = 0
-                        found.dropped[name] = int(again[span].sum())
-        if self.near is not None:
-            found.lines += self._near(names, parts, np.flatnonzero((places != 0) & ~again), starts)
+    found = Found()
+    if exact == "keep" and near is None:
         return found
+    rows = _Rows(parts, form)
+    places = rows.places()
+    first = rows.first_of_equals()
+    again = (first != np.arange(len(first))) & (places != 0)
+    if exact != "keep":
+        for number, name in enumerate(rows.names):
+            span = slice(rows.starts[number], rows.starts[number + 1])
+            mine = np.flatnonzero(again[span]) + rows.starts[number]
+            if len(mine):
+                found.lines.append(_line(rows, name, mine, first[mine], places, exact))
+                if exact == "drop":
+                    parts[name].places[mine - rows.starts[number]] = 0
+                    found.dropped[name] = len(mine)
+    if near is not None:
+        found.lines += _near(rows, (places != 0) & ~again, places, near)
+    return found
 
-    def _texts(self, name: tuple[str, str], part: Part) -> Iterator[list[str]]:
-        """What is compared of each row, normalised, a block at a time."""
-        needed = forms.made_of(part.dataset.column_names, self.form, ".".join(name))
-        for start in range(0, len(part.dataset), BLOCK):
-            block: dict[str, list[Any]] = part.dataset.select_columns(list(needed))[start : start + BLOCK]
-            yield _joined([block[column] for column in needed])
 
-    def _first_of_equals(self, names: Sequence[tuple[str, str]], parts: Mapping[tuple[str, str], Part]) -> np.ndarray:
+class _Rows:
+    """All rows of all sources under consecutive numbers, as the texts that are compared."""
+
+    def __init__(self, parts: Mapping[tuple[str, str], Part], form: Form) -> None:
+        self.parts = parts
+        self.names = sorted(parts, key=lambda name: name[0])  # eval_sources first; the order is kept among equals
+        self.starts = np.cumsum([0, *(len(parts[name].places) for name in self.names)])
+        self._needed = {
+            name: list(forms.made_of(parts[name].dataset.column_names, form, ".".join(name))) for name in self.names
+        }
+
+    def places(self) -> np.ndarray:
+        """[N] where each row belongs."""
+        return np.concatenate([self.parts[name].places for name in self.names])
+
+    def texts(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, list[str]]]:
+        """Numbers and texts of the wanted rows ([N] bool), a block at a time."""
+        for number, name in enumerate(self.names):
+            numbers = np.flatnonzero(wanted[self.starts[number] : self.starts[number + 1]])
+            dataset = self.parts[name].dataset.select_columns(self._needed[name])
+            for start in range(0, len(numbers), BLOCK):
+                some = numbers[start : start + BLOCK]
+                block: dict[str, list[Any]] = dataset.select(some)[:]
+                yield some + self.starts[number], _joined([block[column] for column in self._needed[name]])
+
+    def read(self, rows: np.ndarray) -> dict[int, str]:
+        """Texts of a few rows by their numbers."""
+        wanted = np.zeros(self.starts[-1], dtype=bool)
+        wanted[rows] = True
+        return {row: text for some, texts in self.texts(wanted) for row, text in zip(some.tolist(), texts, strict=True)}
+
+    def first_of_equals(self) -> np.ndarray:
         """[N] for each row the first row that equals it; itself where there is none before."""
-        hashes = np.concatenate(
-            [fingerprint.of_texts(texts) for name in names for texts in self._texts(name, parts[name])]
-        )
+        everything = self.texts(np.ones(self.starts[-1], dtype=bool))
+        hashes = np.concatenate([fingerprint.of_texts(texts) for _, texts in everything])
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equals stay in the order of the rows
         new = np.ones(len(order), dtype=bool)
         new[1:] = (hashes[order[1:]] != hashes[order[:-1]]).any(1)
@@ -161,72 +180,45 @@ class Duplicates:
         first[order] = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
         return first
 
-    def _line(
-        self, names: Sequence[tuple[str, str]], number: int, owners: np.ndarray, others: np.ndarray, places: np.ndarray
-    ) -> str:
-        """How many rows of a source are said before, and where."""
-        group, name = names[number]
-        by = Counter(names[owner] for owner in owners.tolist())
-        said = [f"{count} of {'.'.join(owner)}" for owner, count in by.items() if owner != (group, name)]
-        said = [f"{by[group, name]} of its own", *said] if (group, name) in by else said
-        line = f"{group}.{name}: {len(owners)} duplicates of earlier rows ({', '.join(said)})"
-        if elsewhere := int((others == 0).sum()):
-            line += f", {elsewhere} of them of rows of another phase"
-        if across := int(((others != places) & (others != 0)).sum()):
-            line += f", {across} of them across training and held-out rows"
-        return f"{line}; {'dropped' if self.exact == 'drop' else 'kept (duplicates: drop would drop them)'}"
 
-    def _near(
-        self,
-        names: Sequence[tuple[str, str]],
-        parts: Mapping[tuple[str, str], Part],
-        rows: np.ndarray,
-        starts: np.ndarray,
-    ) -> list[str]:
-        """How many rows are nearly the same as an earlier one, and the first few of them."""
-        signatures = np.zeros((int(starts[-1]), BANDS), dtype=np.uint64)
-        at = 0
-        for name in names:
-            for texts in self._texts(name, parts[name]):
-                signatures[at : at + len(texts)] = bands(texts)
-                at += len(texts)
-        pairs = rows[candidates(signatures[rows])]
-        near: dict[int, tuple[int, float]] = {}
-        for start in range(0, len(pairs), BLOCK):
-            block = pairs[start : start + BLOCK]
-            texts = self._read(names, parts, np.unique(block), starts)
-            for one, other in block.tolist():
-                alike = similarity(texts[one], texts[other])
-                if alike >= (self.near or 0.0) and alike > near.get(other, (0, 0.0))[1]:
-                    near[other] = (one, alike)
-        places = np.concatenate([parts[name].places for name in names])
-        across = sum(places[one] != places[other] for other, (one, _) in near.items())
-        lines = [
-            f"near duplicates: {len(near)} of {len(rows)} rows are at least {self.near:g} alike an earlier one "
-            f"({across} across training and held-out rows); kept"
-        ]
-        for other, (one, alike) in list(near.items())[:SHOWN]:
-            texts = self._read(names, parts, np.array(sorted((one, other))), starts)
-            lines.append(f"  {alike:.2f} alike: {_shown(texts[one])} | {_shown(texts[other])}")
-        return lines
+def _line(
+    rows: _Rows, name: tuple[str, str], mine: np.ndarray, first: np.ndarray, places: np.ndarray, exact: DuplicatePolicy
+) -> str:
+    """How many rows of a source are said before, and where."""
+    owners = np.searchsorted(rows.starts, first, side="right") - 1
+    by = Counter(rows.names[owner] for owner in owners.tolist())
+    said = [f"{by.pop(name)} of its own"] if name in by else []
+    said += [f"{count} of {'.'.join(owner)}" for owner, count in by.items()]
+    line = f"{'.'.join(name)}: {len(mine)} duplicates of earlier rows ({', '.join(said)})"
+    if elsewhere := int((places[first] == 0).sum()):
+        line += f", {elsewhere} of them of rows of another phase"
+    if across := int(((places[first] != places[mine]) & (places[first] != 0)).sum()):
+        line += f", {across} of them across training and held-out rows"
+    return f"{line}; {'dropped' if exact == 'drop' else 'kept (duplicates: drop would drop them)'}"
 
-    def _read(
-        self,
-        names: Sequence[tuple[str, str]],
-        parts: Mapping[tuple[str, str], Part],
-        rows: np.ndarray,
-        starts: np.ndarray,
-    ) -> dict[int, str]:
-        """What is compared of some rows, by their number over all sources."""
-        texts: dict[int, str] = {}
-        for number, name in enumerate(names):
-            mine = rows[(rows >= starts[number]) & (rows < starts[number + 1])]
-            if len(mine):
-                dataset = parts[name].dataset
-                needed = forms.made_of(dataset.column_names, self.form, ".".join(name))
-                block: dict[str, list[Any]] = dataset.select_columns(list(needed)).select(mine - starts[number])[:]
-                texts |= dict(zip(mine.tolist(), _joined([block[column] for column in needed]), strict=True))
-        return texts
+
+def _near(rows: _Rows, looked_at: np.ndarray, places: np.ndarray, least: float) -> list[str]:
+    """How many rows are nearly the same as an earlier one, and the first few of them."""
+    numbers = np.flatnonzero(looked_at)
+    signatures = [bands(texts) for _, texts in rows.texts(looked_at)]
+    pairs = numbers[candidates(np.concatenate([np.zeros((0, BANDS), dtype=np.uint64), *signatures]))]
+    near: dict[int, tuple[int, float]] = {}
+    for start in range(0, len(pairs), BLOCK):
+        block = pairs[start : start + BLOCK]
+        texts = rows.read(block.ravel())
+        for one, other in block.tolist():
+            alike = similarity(texts[one], texts[other])
+            if alike >= least and alike > near.get(other, (0, 0.0))[1]:
+                near[other] = (one, alike)
+    across = sum(places[one] != places[other] for other, (one, _) in near.items())
+    lines = [
+        f"near duplicates: {len(near)} of {len(numbers)} rows are at least {least:g} alike an earlier one "
+        f"({across} across training and held-out rows); kept"
+    ]
+    for other, (one, alike) in sorted(near.items())[:SHOWN]:
+        texts = rows.read(np.array([one, other]))
+        lines.append(f"  {alike:.2f} alike: {_shown(texts[one])} | {_shown(texts[other])}")
+    return lines
 
 
 def _joined(columns: Sequence[Sequence[Any]]) -> list[str]:

@@ -18,8 +18,7 @@ import numpy as np
 
 from rlhf.data import fingerprint, forms, split
 from rlhf.data.cache import Entry
-from rlhf.data.duplicates import Duplicates
-from rlhf.data.encoding import Encoder
+from rlhf.data.duplicates import find_duplicates
 from rlhf.data.examples import Example, Examples
 from rlhf.data.stored import Shard, Stored, read_note, write_shard
 from rlhf.errors import UserError
@@ -187,7 +186,7 @@ class Preparation:
         parts = {("sources", name): Part(loaded[name], places[name]) for name in loaded}
         for name, dataset in tests.items():
             parts["eval_sources", name] = Part(dataset, np.full(len(dataset), HELDOUT, dtype=np.uint8))
-        found = Duplicates(data.duplicates, data.near_duplicates, self.form).find(parts)
+        found = find_duplicates(parts, self.form, exact=data.duplicates, near=data.near_duplicates)
         written = []
         for number, ((group, name), part) in enumerate(parts.items()):
             dropped = found.dropped.get((group, name), 0)

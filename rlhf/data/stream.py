@@ -77,7 +77,7 @@ class Stream(Generic[E]):
 
 
 class Batches(Sequence[M], Generic[M]):
-    """All examples in their order in batches of a size, each collated when it is asked for: they need not fit in memory.
+    """All examples in order, in batches that are collated when they are asked for, so they need not fit in memory.
 
     Args:
         examples: What the batches are made of.
