@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.data.cache import AUTO
 from rlhf.errors import UserError
 from rlhf.files import atomic_text, only_one
 from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
@@ -143,6 +144,8 @@ class Experiment:
         sinks: Where figures go besides ``metrics.jsonl``.
         threads: CPU threads of torch; null leaves its own choice. Sums are cut differently by another number of
             threads, so exact repetition needs the same one.
+        cache_dir: Folder in which tokenised data are kept for later runs; null keeps nothing. ``auto`` is the folder
+            that the environment variable RLHF_CACHE_DIR names (empty: keeps nothing), else ``~/.cache/rlhf``.
     """
 
     name: str
@@ -151,6 +154,7 @@ class Experiment:
     output_dir: str = "runs"
     sinks: list[MetricSink] = field(default_factory=list)
     threads: int | None = None
+    cache_dir: str | None = AUTO
 
     @property
     def directory(self) -> Path:
@@ -282,7 +286,13 @@ class Experiment:
             print(f"{name}: finished before, kept ({directory})", flush=True)
             return _read_json(directory / DONE)["figures"]
         start = time.perf_counter()
-        context = StageContext(directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks)
+        context = StageContext(
+            directory=directory,
+            seed=self._stage_seed(name),
+            name=name,
+            sinks=self.sinks,
+            cache_dir=self.cache_dir,
+        )
         try:
             # A former run's folder goes only when this one's models and data are there.
             trainer = build_stage(resolve(self.stages[name], self.folders()), context)

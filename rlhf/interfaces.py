@@ -73,6 +73,13 @@ class Source(NeedsInputs, ABC):
     def load(self) -> datasets.Dataset:
         """Reads the rows. Raises ``UserError`` naming path, the columns present and the remedy."""
 
+    def fingerprint(self) -> str | None:
+        """A text that is equal where the rows are, known without making them (such as a hash of the file).
+
+        None, the default, has the rows read and compared with those that were prepared before.
+        """
+        return None
+
     def remark(self) -> str:
         """What who reads figures measured on these rows should know, in a few words; nothing for most sources."""
         return ""
@@ -88,6 +95,14 @@ class Template(ABC):
     @abstractmethod
     def response(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Ids of a response, ending in exactly one end id."""
+
+    def prompts(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        """``prompt`` of each text; to be overridden where many at once are faster."""
+        return [self.prompt(text, tokenizer) for text in texts]
+
+    def responses(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        """``response`` of each text; to be overridden where many at once are faster."""
+        return [self.response(text, tokenizer) for text in texts]
 
     @abstractmethod
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:

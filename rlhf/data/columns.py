@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlhf.data.spool import spooled
 from rlhf.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
+
+
+_BLOCK = 1000
 
 
 def _missing(name: str, spec: str, present: Iterable[str], where: str) -> UserError:
@@ -80,10 +84,25 @@ def map_columns(dataset: datasets.Dataset, columns: Mapping[str, str], where: st
 
     if not columns:
         return dataset
-    mapped: dict[str, list[Any]] = {}
-    for ours, theirs in columns.items():
-        pattern = "{" in theirs and theirs not in dataset.column_names
-        mapped[ours] = _joined(dataset, theirs, where) if pattern else _field(dataset, theirs, theirs, where)
-    renamed = datasets.Dataset.from_dict(mapped)
-    others = [name for name in dataset.column_names if name not in mapped and name not in columns.values()]
-    return datasets.concatenate_datasets([renamed, dataset.select_columns(others)], axis=1) if others else renamed
+    taken = {ours: theirs for ours, theirs in columns.items() if theirs in dataset.column_names}
+    parts = [
+        part if ours == theirs else part.rename_column(theirs, ours)
+        for ours, theirs in taken.items()
+        for part in [dataset.select_columns([theirs])]
+    ]
+    if made := {ours: theirs for ours, theirs in columns.items() if ours not in taken}:
+        parts.append(spooled(_made(dataset, made, where), where))
+    others = [name for name in dataset.column_names if name not in columns and name not in columns.values()]
+    mapped = datasets.concatenate_datasets([*parts, dataset.select_columns(others)] if others else parts, axis=1)
+    return mapped.select_columns([*columns, *others])
+
+
+def _made(dataset: datasets.Dataset, columns: Mapping[str, str], where: str) -> Iterator[dict[str, Any]]:
+    """Rows of the columns that are not there as they are: fields inside others, and patterns."""
+    for start in range(0, len(dataset), _BLOCK):
+        block = dataset.select(range(start, min(start + _BLOCK, len(dataset))))
+        values = {
+            ours: _joined(block, theirs, where) if "{" in theirs else _field(block, theirs, theirs, where)
+            for ours, theirs in columns.items()
+        }
+        yield from ({name: column[row] for name, column in values.items()} for row in range(len(block)))

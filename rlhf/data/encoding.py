@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from rlhf.data.examples import ComparisonExample, DemonstrationExample, Example, PromptExample, TextExample
 from rlhf.data.forms import Record
-from rlhf.data.templates import encode, with_bos
+from rlhf.data.templates import encode_all, with_bos
 from rlhf.interfaces import Template
 from rlhf.types import Form
 
@@ -29,7 +28,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LongPrompts = Literal["drop", "keep_end", "keep_start"]
-_CACHED = 4096  # the pairs of one row share their prompt and responses
+
+
+class _Ids:
+    """Ids of texts: of those that were read ahead from memory, of others on the spot."""
+
+    def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]]) -> None:
+        self._encode = encode
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        if text not in self._known:
+            self._known[text] = self._encode([text])[0]
+        return self._known[text]
+
+    def read_ahead(self, texts: Iterable[str]) -> None:
+        """Encodes many texts at once, which a tokenizer does faster, and forgets those before."""
+        distinct = list(dict.fromkeys(texts))
+        self._known = dict(zip(distinct, self._encode(distinct), strict=True))
 
 
 def pieces(ids: list[int], length: int) -> list[list[int]]:
@@ -65,8 +81,10 @@ class Encoder:
         self._source, self._max_tokens, self._long_prompts = source, max_tokens, long_prompts
         room = 0 if form == "prompt" else 1  # a response brings at least one token
         self._prompt_limit = min(max_prompt_tokens or max_tokens, max_tokens - room)
-        self._prompt_ids = lru_cache(_CACHED)(lambda text: template.prompt(text, tokenizer))
-        self._response_ids = lru_cache(_CACHED)(lambda text: template.response(text, tokenizer))
+        self._form = form
+        self._prompt_ids = _Ids(lambda texts: template.prompts(texts, tokenizer))
+        self._response_ids = _Ids(lambda texts: template.responses(texts, tokenizer))
+        self._text_ids = _Ids(lambda texts: encode_all(texts, tokenizer))
         make = {
             "prompt": self._prompt_example,
             "demonstration": self._demonstration,
@@ -74,6 +92,14 @@ class Encoder:
             "text": self._text,
         }
         self._make = make[form]
+
+    def read_ahead(self, rows: Sequence[Sequence[Record]]) -> None:
+        """Tokenises the texts of many rows at once; the examples are the same without it."""
+        records = [record for row in rows for record in row]
+        bare = [record.prompt for record in records if self._form == "text" and not record.responses]
+        self._text_ids.read_ahead(bare)
+        self._prompt_ids.read_ahead(record.prompt for record in records if self._form != "text" or record.responses)
+        self._response_ids.read_ahead(text for record in records for text in record.responses)
 
     def __call__(self, row: Iterable[Record]) -> list[Example]:
         """The examples of one row of the source."""
@@ -145,7 +171,7 @@ class Encoder:
             ids = self._prompt_ids(record.prompt) + self._response_ids(record.responses[0])
             empty = len(ids) < 2
         else:
-            body = encode(record.prompt, self._tokenizer)
+            body = self._text_ids(record.prompt)
             eos = cast("int | None", self._tokenizer.eos_token_id)
             ids = with_bos(body, self._tokenizer) + ([] if eos is None or body[-1:] == [eos] else [eos])
             empty = not body or len(ids) < 2

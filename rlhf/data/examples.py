@@ -82,6 +82,12 @@ Example = PromptExample | DemonstrationExample | ComparisonExample | TextExample
 E = TypeVar("E", bound=Example)
 
 
+def _longest(rows: Sequence[Any]) -> int:
+    """Stored examples were measured once; others are measured here."""
+    known = getattr(rows, "longest", None)
+    return max((example.length for example in rows), default=0) if known is None else known
+
+
 @dataclass(frozen=True)
 class Examples(Generic[E]):
     """Examples of several sources: ``examples["reviews", 3]`` or, by the source's number, ``examples[0, 3]``.
@@ -96,6 +102,11 @@ class Examples(Generic[E]):
     def sizes(self) -> dict[str, int]:
         """Number of examples of each source."""
         return {name: len(rows) for name, rows in self.rows.items()}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example; 0 where there is none."""
+        return max(map(_longest, self.rows.values()), default=0)
 
     def __len__(self) -> int:
         return sum(self.sizes.values())

@@ -6,6 +6,7 @@ The end of a response is an id, never text: the id that training appends is the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -16,17 +17,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_AT_ONCE = 1000  # a tokenizer's own notes on a token take some hundred bytes while it works
+
+
+def encode_all(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Ids of each text itself: the tokenizer adds nothing. Many at once are faster than one by one."""
+    ids: list[list[int]] = []
+    for start in range(0, len(texts), _AT_ONCE):
+        some = list(texts[start : start + _AT_ONCE])
+        encoded = tokenizer(
+            some, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
+        )
+        ids += cast("list[list[int]]", encoded["input_ids"])
+    return ids
+
+
 def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of the text itself: the tokenizer adds nothing."""
-    return cast("list[int]", tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return encode_all([text], tokenizer)[0]
+
+
+def _added_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The beginning-of-sequence token, if the tokenizer is one that adds it."""
+    bos = cast("int | None", tokenizer.bos_token_id)
+    return None if bos is None or tokenizer("a")["input_ids"][:1] != [bos] else bos
+
+
+def all_with_bos(rows: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Each row behind exactly one beginning-of-sequence token, if the tokenizer is one that adds it."""
+    bos = _added_bos(tokenizer)
+    return [ids if bos is None or ids[:1] == [bos] else [bos, *ids] for ids in rows]
 
 
 def with_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids behind exactly one beginning-of-sequence token, if the tokenizer is one that adds it."""
-    bos = cast("int | None", tokenizer.bos_token_id)
-    if bos is None or ids[:1] == [bos] or tokenizer("a")["input_ids"][:1] != [bos]:
-        return ids
-    return [bos, *ids]
+    return all_with_bos([ids], tokenizer)[0]
 
 
 def _marker(end: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -66,6 +91,10 @@ def _without_end(text: str, marker: str | None) -> str:
     return text
 
 
+def _ended(rows: list[list[int]], end: int) -> list[list[int]]:
+    return [[*ids, end] for ids in rows]
+
+
 def _check_end(end: str | None) -> None:
     if end == "":
         raise UserError("end: ''; name a token, or leave it out for the tokenizer's eos_token")
@@ -101,12 +130,18 @@ class Plain(Template):
         return self.response_format.replace("{response}", text)
 
     def prompt(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        return with_bos(encode(self.prompt_text(text), tokenizer), tokenizer)
+        return self.prompts([text], tokenizer)[0]
+
+    def prompts(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        return all_with_bos(encode_all([self.prompt_text(text) for text in texts], tokenizer), tokenizer)
 
     def response(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        return self.responses([text], tokenizer)[0]
+
+    def responses(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
         marker = _marker(self.end, tokenizer)
-        text = _without_end(self.response_text(_without_end(text, marker)), marker)
-        return [*encode(text, tokenizer), self.end_id(tokenizer)]
+        whole = [_without_end(self.response_text(_without_end(text, marker)), marker) for text in texts]
+        return _ended(encode_all(whole, tokenizer), self.end_id(tokenizer))
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         return marker_id(self.end, tokenizer)
@@ -128,16 +163,24 @@ class Chat(Template):
         _check_end(self.end)
 
     def prompt(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        return self.prompts([text], tokenizer)[0]
+
+    def prompts(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        return all_with_bos(encode_all([self._rendered(text, tokenizer) for text in texts], tokenizer), tokenizer)
+
+    def _rendered(self, text: str, tokenizer: PreTrainedTokenizerBase) -> str:
         if tokenizer.chat_template is None:
             raise UserError("template: Chat, but the tokenizer has no chat template; use Plain, or give it one")
         messages = [{"role": "system", "content": self.system}] if self.system is not None else []
         messages.append({"role": "user", "content": text})
-        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return with_bos(encode(str(rendered), tokenizer), tokenizer)
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
     def response(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        text = _without_end(text, _marker(self.end, tokenizer))
-        return [*encode(text, tokenizer), self.end_id(tokenizer)]
+        return self.responses([text], tokenizer)[0]
+
+    def responses(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        marker = _marker(self.end, tokenizer)
+        return _ended(encode_all([_without_end(text, marker) for text in texts], tokenizer), self.end_id(tokenizer))
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         return marker_id(self.end, tokenizer)

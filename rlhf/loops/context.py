@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rlhf.data.cache import AUTO
 from rlhf.interfaces import MetricSink
 
 
@@ -22,6 +23,7 @@ class StageContext:
         name: Of the stage, for people.
         sinks: Further metric sinks.
         console: Where to print; None for the terminal.
+        cache_dir: Where prepared data are kept, see :class:`rlhf.Experiment`.
     """
 
     directory: Path
@@ -29,6 +31,7 @@ class StageContext:
     name: str = "stage"
     sinks: Sequence[MetricSink] = ()
     console: Console | None = None
+    cache_dir: str | None = AUTO
 
     def seed_for(self, purpose: str) -> int:
         """A seed of its own for each purpose, the same in every process: no two streams are correlated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class Evaluator:
                 "evaluation.every to 0"
             )
         count = min(settings.prompts, len(examples)) if settings.every else 0
-        rows = list(examples)[:count]
+        rows = list(itertools.islice(examples, count))
         self.prompts = collate_prompts(rows) if rows else None
         engine, tokenizer = trainer.algorithm.engine, trainer.tokenizer
         self.judges = {name: judge.build(engine, tokenizer) for name, judge in settings.rewards.items()}

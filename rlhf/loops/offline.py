@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlhf.algorithms.base import Offline
-from rlhf.data.stream import Stream
+from rlhf.data.stream import Batches, Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.errors import UserError
 from rlhf.loops.context import StageContext
@@ -37,7 +38,9 @@ class OfflineTrainer(Generic[M]):
         built = algorithm.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights"))
         self.model, self.tokenizer = built
         self.pad_id = pad_id(self.tokenizer)
-        self.data = algorithm.data.prepare(self.tokenizer, form=algorithm.form, phase=phase)
+        self.data = algorithm.data.prepare(
+            self.tokenizer, form=algorithm.form, phase=phase, cache_dir=context.cache_dir
+        )
         self._check_positions()
         self.stream = Stream(self.data.train, algorithm.data.blender, seed=context.seed_for("order"))
         self.total_steps = algorithm.steps or self.stream.total_steps(algorithm.epochs, algorithm.batch_size)
@@ -56,18 +59,16 @@ class OfflineTrainer(Generic[M]):
         """Refuses rows that the model has no positions for, before a step is made."""
         trunk = getattr(self.model, "lm", None) or getattr(self.model, "trunk", None)
         limit = getattr(getattr(trunk, "config", None), "max_position_embeddings", None)
-        longest = max(example.length for part in (self.data.train, self.data.heldout) for example in part)
+        longest = max(self.data.train.longest, self.data.heldout.longest)
         if limit is not None and longest > limit:
             raise UserError(
                 f"data.max_tokens: is {self.algorithm.data.max_tokens}, and a row has {longest} tokens, but the model "
                 f"has {limit} positions (max_position_embeddings); set max_tokens to at most {limit}"
             )
 
-    def _heldout_batches(self) -> list[M]:
-        rows = list(self.data.heldout)
-        size = self.algorithm.engine.rows_at_once
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return [self.algorithm.collate(batch, pad_id=self.pad_id) for batch in batches]
+    def _heldout_batches(self) -> Batches[M]:
+        collate = functools.partial(self.algorithm.collate, pad_id=self.pad_id)
+        return Batches(self.data.heldout, self.algorithm.engine.rows_at_once, collate)
 
     def next_batch(self) -> M:
         """The next optimiser step's rows; the last step of the last epoch may be short."""
@@ -140,7 +141,7 @@ class OfflineTrainer(Generic[M]):
             StageProgress(self.context.name, self.total_steps, console=self.context.console) as progress,
         ):
             metrics.rewind(0 if state is None else state["metrics"])
-            for line in self.data.describe():
+            for line in [*self.data.describe(), self.data.origin]:
                 progress.say(f"{self.context.name}: {line}")
             if state is not None:
                 progress.say(f"{self.context.name}: continues from step {self.engine.steps}")

@@ -57,7 +57,7 @@ class OnlineTrainer:
         self.normalization = None if algorithm.score_normalization is None else algorithm.score_normalization.build()
         self.controller = None if algorithm.kl is None else algorithm.kl.controller.build()
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
-        self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase)
+        self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
         self.stream = self._stream("order")
         self.mixture = self._build_mixture()
 
@@ -68,7 +68,8 @@ class OnlineTrainer:
         mixture = self.algorithm.mixture
         if mixture is None:
             return None
-        texts = mixture.data.prepare(self.tokenizer, form="text", phase=mixture.data.phase or self.algorithm.phase)
+        phase = mixture.data.phase or self.algorithm.phase
+        texts = mixture.data.prepare(self.tokenizer, form="text", phase=phase, cache_dir=self.context.cache_dir)
         return Stream(texts.train, mixture.data.blender, seed=self.context.seed_for("mixture"))
 
     # --------------------------------------------------------------------------------------------------- experience
