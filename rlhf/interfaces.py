@@ -21,6 +21,7 @@ from rlhf.types import (
     Advantages,
     Aggregation,
     Batch,
+    Conversation,
     Form,
     Labelled,
     LossTerm,
@@ -33,6 +34,7 @@ from rlhf.types import (
     Selectable,
     Stateful,
     Tally,
+    Turn,
 )
 
 if TYPE_CHECKING:
@@ -65,8 +67,9 @@ class Source(NeedsInputs, ABC):
     """Rows of one data set under our column names.
 
     ``prompt`` · ``prompt, response`` · ``prompt, chosen, rejected[, margin]`` · ``prompt, responses, scores`` (K-wise)
-    · ``text``; other columns travel along. A richer row serves as a poorer one: a comparison's chosen response is a
-    demonstration, its prompt a prompt (``rlhf.data.forms``).
+    · ``prompt, response, label`` · ``messages[, label]`` · ``text``; other columns travel along. A prompt is a text or
+    a conversation. A richer row serves as a poorer one: a comparison's chosen response is a demonstration, its prompt
+    a prompt (``rlhf.data.forms``).
     """
 
     @abstractmethod
@@ -88,6 +91,17 @@ class Template(ABC):
     @abstractmethod
     def response(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Ids of a response, ending in exactly one end id."""
+
+    @abstractmethod
+    def turns(self, conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> list[Turn]:
+        """Ids of a conversation that ends where the assistant is to speak: joined, they are a prompt.
+
+        Returns:
+            The assistant turns that may be learned, and one without a response for what is still to be said.
+
+        Raises:
+            UserError: which tokens the assistant says cannot be told.
+        """
 
     @abstractmethod
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:

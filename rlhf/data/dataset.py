@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from rlhf.data import forms, split
+from rlhf.data import conversations, forms, split
 from rlhf.data.blenders import Proportional
 from rlhf.data.encoding import Encoder, LongPrompts
 from rlhf.data.examples import Example, Examples
@@ -80,6 +80,7 @@ class Data:
         sources: Where rows come from, by names of your choice; blenders and metrics use these names.
         blender: In which order rows of several sources are drawn.
         template: How prompts and responses become token ids.
+        templates: Templates of single sources, by their names, in the place of ``template``.
         split: Shares of the phases sft, reward and ppo, such as [2, 4, 4]: each source's distinct prompts are dealt
             out, so that no phase sees another's. None gives every row to every phase.
         phase: Whose share this is; None takes the algorithm's own.
@@ -96,6 +97,7 @@ class Data:
     sources: dict[str, Source]
     blender: Blender = Proportional()
     template: Template = Plain()
+    templates: dict[str, Template] = field(default_factory=dict)
     split: list[float] | None = None
     phase: Phase | None = None
     eval_fraction: float = 0.05
@@ -108,6 +110,9 @@ class Data:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("sources: none; name at least one source")
+        if unknown := sorted(set(self.templates) - {*self.sources, *self.eval_sources}):
+            known = ", ".join({**self.sources, **self.eval_sources})
+            raise UserError(f"templates.{unknown[0]}: no source has this name; known: {known}")
         if self.split is not None:
             if len(self.split) != len(PHASES):
                 raise UserError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
@@ -123,19 +128,28 @@ class Data:
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise UserError(f"max_prompt_tokens: {self.max_prompt_tokens}; must be at least 1")
 
+    def template_of(self, source: str) -> Template:
+        """The template of a source's rows."""
+        return self.templates.get(source, self.template)
+
+    def end_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The ids that end a response to a prompt of any source, each once."""
+        return list(dict.fromkeys(self.template_of(source).end_id(tokenizer) for source in self.sources))
+
     def corpus(self, phase: Phase) -> Iterator[str]:
         """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
-        shape: dict[str, Callable[[str], str]] = {}
-        if isinstance(self.template, Plain):  # a chat template comes with a tokenizer, so needs none to be trained
-            respond = self.template.response_text
-            shape = {"prompt": self.template.prompt_text, **dict.fromkeys(forms.RESPONSES, respond)}
-        for part in self._parts(phase).values():
+        for source, part in self._parts(phase).items():
+            template = self.template_of(source)
+            shape: dict[str, Callable[[str], str]] = {}
+            if isinstance(template, Plain):  # what a chat template writes around the texts is the tokenizer's own
+                sides = {"user": template.prompt_text, "assistant": template.response_text}
+                columns = {"prompt": template.prompt_text, **dict.fromkeys(forms.RESPONSES, template.response_text)}
+                shape = {**sides, **columns}
             rows = part.dataset.select(part.train)
             for name in (name for name in rows.column_names if name in forms.TEXTS):
                 for value in rows[name][:]:
-                    for text in value if isinstance(value, list) else [value]:
-                        if isinstance(text, str):
-                            yield shape[name](text) if name in shape else text
+                    for role, text in conversations.contents(value, f"sources.{source}: {name}"):
+                        yield shape.get(role or name, str)(text)
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase, *, form: Form, phase: Phase) -> Prepared:
         """Reads, splits and tokenises the rows.
@@ -182,7 +196,7 @@ class Data:
 
     def _encoder(self, source: str, tokenizer: PreTrainedTokenizerBase, form: Form) -> Encoder:
         return Encoder(
-            self.template,
+            self.template_of(source),
             tokenizer,
             form=form,
             source=source,

@@ -17,13 +17,23 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, cast
 
-from rlhf.data.examples import ComparisonExample, DemonstrationExample, Example, PromptExample, TextExample
+from rlhf.data import conversations
+from rlhf.data.examples import (
+    ComparisonExample,
+    DemonstrationExample,
+    Example,
+    PromptExample,
+    TextExample,
+    UnpairedExample,
+)
 from rlhf.data.forms import Record
 from rlhf.data.templates import encode, with_bos
+from rlhf.errors import UserError
 from rlhf.interfaces import Template
-from rlhf.types import Form
+from rlhf.types import Conversation, Form, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,12 +75,13 @@ class Encoder:
         self._source, self._max_tokens, self._long_prompts = source, max_tokens, long_prompts
         room = 0 if form == "prompt" else 1  # a response brings at least one token
         self._prompt_limit = min(max_prompt_tokens or max_tokens, max_tokens - room)
-        self._prompt_ids = lru_cache(_CACHED)(lambda text: template.prompt(text, tokenizer))
+        self._turns = lru_cache(_CACHED)(self._encoded_turns)
         self._response_ids = lru_cache(_CACHED)(lambda text: template.response(text, tokenizer))
         make = {
             "prompt": self._prompt_example,
             "demonstration": self._demonstration,
             "comparison": self._comparison,
+            "unpaired": self._unpaired,
             "text": self._text,
         }
         self._make = make[form]
@@ -83,9 +94,21 @@ class Encoder:
             for example in made
         ]
 
-    def _prompt(self, text: str) -> list[int] | None:
-        """Ids of a prompt within its limit, or None where the example is to be dropped."""
-        ids, limit = self._prompt_ids(text), self._prompt_limit
+    def _encoded_turns(self, prompt: str | Conversation) -> list[Turn]:
+        if isinstance(prompt, str):
+            return [Turn(self._template.prompt(prompt, self._tokenizer), [])]
+        try:
+            return self._template.turns(prompt, self._tokenizer)
+        except UserError as error:
+            said = conversations.text(prompt)[:60]
+            raise UserError(f"source {self._source}: conversation {said!r}: {error}") from error
+
+    def _prompt_ids(self, prompt: str | Conversation) -> list[int]:
+        return [i for turn in self._turns(prompt) for i in turn.context + turn.response]
+
+    def _prompt(self, ids: list[int]) -> list[int] | None:
+        """A prompt's ids within their limit, or None where the example is to be dropped."""
+        limit = self._prompt_limit
         if not ids:
             self.drops["empty_prompt"] += 1
             return None
@@ -109,27 +132,49 @@ class Encoder:
         return ids[:room]
 
     def _prompt_example(self, record: Record) -> list[Example]:
-        ids = self._prompt(record.prompt)
+        ids = self._prompt(self._prompt_ids(record.prompt))
         if ids is None:
             return []
-        return [PromptExample(prompt_ids=ids, prompt=record.prompt, source=self._source, columns=record.columns)]
+        text = conversations.text(record.prompt)
+        return [PromptExample(prompt_ids=ids, prompt=text, source=self._source, columns=record.columns)]
 
     def _demonstration(self, record: Record) -> list[Example]:
-        ids = self._prompt(record.prompt)
+        turns = self._turns(record.prompt)
+        ids = self._prompt(turns[0].context)
         if ids is None:
             return []
+        room = self._max_tokens - len(ids)
+        if len(turns) == 1:
+            response = self._response(record.responses[0], room)
+            return [DemonstrationExample(prompt_ids=ids, response_ids=response, source=self._source)]
+        body: list[int] = []
+        targets: list[bool] = []
+        for turn, following in pairwise(turns):
+            body += turn.response + following.context
+            targets += [True] * len(turn.response) + [False] * len(following.context)
+        if len(body) < room:
+            body += self._response(record.responses[0], room - len(body))
+            targets += [True] * (len(body) - len(targets))
+        else:
+            self.notes["truncated_response"] += 1
         return [
-            DemonstrationExample(
-                prompt_ids=ids, response_ids=self._response(record.responses[0], self._max_tokens - len(ids))
-            )
+            DemonstrationExample(prompt_ids=ids, response_ids=body[:room], targets=targets[:room], source=self._source)
         ]
+
+    def _unpaired(self, record: Record) -> list[Example]:
+        ids = self._prompt(self._prompt_ids(record.prompt))
+        if ids is None:
+            return []
+        response = self._response(record.responses[0], self._max_tokens - len(ids))
+        return [UnpairedExample(prompt_ids=ids, response_ids=response, label=record.label, source=self._source)]
 
     def _comparison(self, record: Record) -> list[Example]:
         if self._response_ids(record.responses[0]) == self._response_ids(record.responses[1]):
             self.drops["identical_pair"] += 1
             return []
         whole = record.prompt == ""  # two whole texts are compared, there is nothing to answer
-        ids = self._prompt_ids("") if whole else self._prompt(record.prompt)
+        ids = self._prompt_ids(record.prompt)
+        ids = ids if whole else self._prompt(ids)
         if ids is None:
             return []
         room = self._max_tokens - len(ids)
@@ -138,14 +183,22 @@ class Encoder:
             return []
         chosen, rejected = (self._response(text, room) for text in record.responses)
         # __call__ weighs it: only there is known how many pairs of the row are left
-        return [ComparisonExample(prompt_ids=ids, chosen_ids=chosen, rejected_ids=rejected, margin=record.margin)]
+        return [
+            ComparisonExample(
+                prompt_ids=ids,
+                chosen_ids=chosen,
+                rejected_ids=rejected,
+                margin=record.margin,
+                source=self._source,
+            )
+        ]
 
     def _text(self, record: Record) -> list[Example]:
         if record.responses:
             ids = self._prompt_ids(record.prompt) + self._response_ids(record.responses[0])
             empty = len(ids) < 2
         else:
-            body = encode(record.prompt, self._tokenizer)
+            body = encode(conversations.text(record.prompt), self._tokenizer)
             eos = cast("int | None", self._tokenizer.eos_token_id)
             ids = with_bos(body, self._tokenizer) + ([] if eos is None or body[-1:] == [eos] else [eos])
             empty = not body or len(ids) < 2
@@ -155,4 +208,4 @@ class Encoder:
         cut = pieces(ids, self._max_tokens)
         if len(cut) > 1:
             self.notes["long_text"] += 1
-        return [TextExample(ids=piece) for piece in cut]
+        return [TextExample(ids=piece, source=self._source) for piece in cut]

@@ -82,14 +82,13 @@ class OnlineTrainer:
     ) -> Rollout:
         """One response to each prompt, keyed by ``seed`` and consecutive counters; drawn as in training by default."""
         sampling = sampling or self.algorithm.sampling
-        end = self.algorithm.data.template.end_id(self.tokenizer)
         return self.policy.generate(
             prompts,
             sampling,
             self.tokenizer,
             seed=seed,
             counters=range(first_counter, first_counter + len(prompts)),
-            stop_ids=sampling.stop_ids(self.tokenizer, end),
+            stop_ids=sampling.stop_ids(self.tokenizer, *self.algorithm.data.end_ids(self.tokenizer)),
         )
 
     def score(self, rollout: Rollout) -> tuple[Tensor, Tally]:

@@ -89,7 +89,7 @@ def test_pairs_that_cannot_be_told_apart_are_dropped(encoder) -> None:  # case D
     identical = encode([Record(prompt, ("w5", "w5"))])
     differ_after_8 = encode([Record(prompt, (f"{same} w8", f"{same} w9"))])
     differ_at_last_kept = encode([Record(prompt, ("w5 w5 w5 w5 w5 w8", "w5 w5 w5 w5 w5 w9"))])
-    assert normal == [ComparisonExample(prompt_ids=[10, 11], chosen_ids=[15, 1], rejected_ids=[16, 1])]
+    assert normal == [ComparisonExample(prompt_ids=[10, 11], chosen_ids=[15, 1], rejected_ids=[16, 1], source="s")]
     assert identical == [] and differ_after_8 == []
     assert differ_at_last_kept[0].chosen_ids == [15, 15, 15, 15, 15, 18]
     assert differ_at_last_kept[0].rejected_ids == [15, 15, 15, 15, 15, 19]
@@ -114,8 +114,8 @@ def test_long_texts_are_cut_and_none_is_lost(encoder, text) -> None:
     made = encode([Record(text(6))])
     assert [e.ids for e in made] == [[2, 10, 11, 12], [13, 14, 15, 1]]
     assert encode.notes == {"long_text": 1}
-    assert encode([Record("w0", ("w1",))]) == [TextExample(ids=[2, 10, 11, 1])]
-    assert encoder("text", eos=False)([Record("w0 w1")]) == [TextExample(ids=[10, 11])]
+    assert encode([Record("w0", ("w1",))]) == [TextExample(ids=[2, 10, 11, 1], source="s")]
+    assert encoder("text", eos=False)([Record("w0 w1")]) == [TextExample(ids=[10, 11], source="s")]
 
 
 def test_texts_without_a_token_to_learn_are_dropped(encoder) -> None:
@@ -133,13 +133,13 @@ def test_no_piece_is_a_single_token() -> None:
 
 def test_demonstrations_are_plain_data(encoder) -> None:
     made = encoder("demonstration")([Record("w0", ("w1",))])
-    assert made == [DemonstrationExample(prompt_ids=[10], response_ids=[11, 1])]
+    assert made == [DemonstrationExample(prompt_ids=[10], response_ids=[11, 1], source="s")]
 
 
 def test_a_comparison_of_whole_texts_needs_no_prompt(encoder) -> None:
     encode = encoder("comparison", max_tokens=2)
     assert encode([Record("", ("w0", "w1"), margin=2.0)]) == [
-        ComparisonExample(prompt_ids=[], chosen_ids=[10, 1], rejected_ids=[11, 1], margin=2.0)
+        ComparisonExample(prompt_ids=[], chosen_ids=[10, 1], rejected_ids=[11, 1], margin=2.0, source="s")
     ]
     assert encode([Record("", ("w0", "w0"))]) == [] and encode.drops == {"identical_pair": 1}
     assert encoder("comparison", bos=True)([Record("", ("w0", "w1"))])[0].prompt_ids == [2]
