@@ -12,12 +12,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
 from rlhf.files import atomic_text, only_one
 from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
 from rlhf.schema import model_paths
+
+if TYPE_CHECKING:
+    from rlhf.loops.preview import Preview
 
 RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
@@ -214,6 +217,30 @@ class Experiment:
             torch.set_num_threads(self.threads)
         with only_one(self.directory):
             return self._run_stages(overwrite)
+
+    def previews(self) -> Iterator[tuple[str, Preview | str]]:
+        """The first batch of every stage, or why there is none; nothing is trained, and nothing written.
+
+        Raises:
+            UserError: the settings have problems, or data or models cannot be loaded.
+        """
+        from rlhf.loops import StageContext
+        from rlhf.loops.preview import needed, preview
+
+        if problems := self.check():
+            raise UserError("\n".join(problems))
+        folders = self.folders()
+        for name, algorithm in self.stages.items():
+            used = [reference for _, reference in references(needed(algorithm))]
+            if absent := [reference for reference in used if not Path(folders[reference]).is_dir()]:
+                yield name, f"not shown, as {absent[0]} is not there yet; run the experiment up to that stage first"
+                continue
+            context = StageContext(directory=self.directory / name, seed=self._stage_seed(name), name=name)
+            try:
+                yield name, preview(resolve(algorithm, folders), context)
+            except UserError as error:
+                error.args = (f"stage {name}: {error}", *error.args[1:])
+                raise
 
     def _run_stages(self, overwrite: bool) -> dict[str, dict[str, float]]:
         from rlhf.config import dump

@@ -111,6 +111,13 @@ class Template(ABC):
 class Blender(ABC):
     """In which order the rows of several sources are drawn."""
 
+    def over(self, *, draws: int, batch_size: int) -> Blender:
+        """This blender for a run of so many draws, ``batch_size`` at a time; itself, unless its order depends on that.
+
+        The length of an epoch stays as it is.
+        """
+        return self
+
     @abstractmethod
     def epoch(self, sizes: Mapping[str, int], *, seed: int, epoch: int) -> np.ndarray:
         """The draws of one epoch.

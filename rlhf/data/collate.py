@@ -22,7 +22,7 @@ LabelledExample = DemonstrationExample | TextExample
 
 
 class _Row(NamedTuple):
-    """One sequence: ids, which of them are to be predicted (never the first: nothing stands before it), their source."""
+    """One sequence: ids, where they are from, and which are to be predicted (never the first: nothing is before it)."""
 
     ids: list[int]
     targets: list[bool]

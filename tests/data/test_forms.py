@@ -60,7 +60,11 @@ def test_missing_values_are_counted() -> None:
             "sources.x: cannot give the form 'comparison'.*chosen.*good for: prompt, demonstration, text",
         ),
         ({"rating": 1}, "text", "good for: no form. Rename"),
-        ({"prompt": [{"content": "p"}]}, "prompt", "row 0: prompt is a list, not text; map a field inside"),
+        (
+            {"prompt": [{"content": "p"}]},
+            "prompt",
+            "row 0: prompt: a message has the keys content; give role and content",
+        ),
         ({**SCORED, "scores": [1.0]}, "comparison", "two lists of one length"),
         ({**PAIR, "margin": "much"}, "comparison", "margin is 'much'; give numbers"),
     ],
@@ -79,5 +83,5 @@ def test_the_row_named_is_the_row_of_the_source() -> None:
 def test_keys() -> None:
     assert keys(Dataset.from_list([DEMO]), "x") == ["p"]
     assert keys(Dataset.from_list([{"text": "t"}, {"text": None}]), "x") == ["t", ""]
-    with pytest.raises(ValueError, match="no column prompt or text among rating"):
+    with pytest.raises(ValueError, match="no column prompt, messages or text among rating"):
         keys(Dataset.from_list([{"rating": 1}]), "x")
