@@ -191,7 +191,7 @@ class Chat(Template):
 
         if tokenizer.chat_template is None:
             raise UserError(
-                "template: Chat, but the tokenizer has no chat template; set the policy's chat_template, or use Plain"
+                "template: Chat, but the tokenizer has no chat template; use Plain, or set the policy's chat_template"
             )
         marker = _marker(self.end, tokenizer)
         messages = [
@@ -202,7 +202,7 @@ class Chat(Template):
             messages.insert(0, {"role": "system", "content": self.system})
         try:
             return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        except TemplateError as error:
+        except (TemplateError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages) or "no message"
             raise UserError(f"the chat template refuses {roles} ({error}); mend the rows, or change it") from error
 

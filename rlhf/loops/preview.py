@@ -129,14 +129,11 @@ def show(stage: str, found: Preview, console: Console) -> None:
     before, behind = ("", "") if console.is_terminal else MARKS
     marked = "in colour" if console.is_terminal else f"between {before} and {behind}"
     targets = f"targets {marked}" if any(row.targets for row in found.rows) else "nothing is a target yet"
-    _line(
-        console, Text(f"{stage}: the first batch, {len(found.rows)} rows of the form {found.form}, {targets}", "bold")
-    )
+    title = f"{stage}: the first batch, {len(found.rows)} rows of the form {found.form}, {targets}"
+    _line(console, Text(title, "bold"))
     for number, row in enumerate(found.rows, 1):
         kind = f"{row.kind}, " if row.kind else ""
-        head = (
-            f"--- {stage} row {number}: {kind}source {row.source}, {row.tokens} tokens, {row.targets} of them targets"
-        )
+        head = f"--- {stage} row {number}: {kind}source {row.source}, {row.tokens} tokens, {row.targets} targets"
         _line(console, Text(head, "dim"))
         shown = [(f"{before}{text}{behind}", "bold green") if target else (text, "") for text, target in row.pieces]
         _line(console, Text.assemble(*shown))

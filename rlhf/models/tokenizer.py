@@ -17,8 +17,8 @@ END = "<|end|>"
 CHAT_TEMPLATES = {
     "turns": (
         "{% for message in messages %}{{ message.role | capitalize }}:\n{{ message.content }}"
-        "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
-        "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+        "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
     )
 }
 """Chat templates that need no special tokens, by name."""
