@@ -68,17 +68,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def set_chat_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
-    """Gives a tokenizer a chat template, by a name of ``CHAT_TEMPLATES`` or as Jinja text; None leaves its own.
+def find_chat_template(template: str) -> str:
+    """A chat template, by a name of ``CHAT_TEMPLATES`` or as Jinja text.
 
     Raises:
         UserError: it is neither.
     """
-    if template is None:
-        return
     if "{" not in template and template not in CHAT_TEMPLATES:
         raise UserError(f"chat_template: {template!r}; give a Jinja template, or one of {', '.join(CHAT_TEMPLATES)}")
-    tokenizer.chat_template = CHAT_TEMPLATES.get(template, template)
+    return CHAT_TEMPLATES.get(template, template)
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
