@@ -12,13 +12,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.data.cache import AUTO
 from rlhf.errors import UserError
 from rlhf.files import atomic_text, only_one
 from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
 from rlhf.schema import model_paths
+
+if TYPE_CHECKING:
+    from rlhf.loops.context import StageContext
+    from rlhf.loops.preview import Preview
 
 RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
@@ -219,6 +223,31 @@ class Experiment:
         with only_one(self.directory):
             return self._run_stages(overwrite)
 
+    def previews(self) -> Iterator[tuple[str, Preview | str]]:
+        """The first batch of every stage, or why there is none; nothing is trained, and no run written.
+
+        The data are prepared, and kept in ``cache_dir``, as the run itself does it.
+
+        Raises:
+            UserError: the settings have problems, or data or models cannot be loaded.
+        """
+        from rlhf.loops.preview import needed, preview
+
+        if problems := self.check():
+            raise UserError("\n".join(problems))
+        folders = self.folders()
+        for name, algorithm in self.stages.items():
+            used = [reference for _, reference in references(needed(algorithm))]
+            if absent := [reference for reference in used if not Path(folders[reference]).is_dir()]:
+                yield name, f"not shown, as {absent[0]} is not there yet; run the experiment up to that stage first"
+                continue
+            context = self._context(name)
+            try:
+                yield name, preview(resolve(algorithm, folders), context)
+            except UserError as error:
+                error.args = (f"stage {name}: {error}", *error.args[1:])
+                raise
+
     def _run_stages(self, overwrite: bool) -> dict[str, dict[str, float]]:
         from rlhf.config import dump
 
@@ -279,20 +308,14 @@ class Experiment:
         return _read_json(self.directory / stage / RECORD)["id"]
 
     def _run_stage(self, name: str, state: str) -> dict[str, float]:
-        from rlhf.loops import StageContext, build_stage
+        from rlhf.loops import build_stage
 
         directory = self.directory / name
         if state == "keep":
             print(f"{name}: finished before, kept ({directory})", flush=True)
             return _read_json(directory / DONE)["figures"]
         start = time.perf_counter()
-        context = StageContext(
-            directory=directory,
-            seed=self._stage_seed(name),
-            name=name,
-            sinks=self.sinks,
-            cache_dir=self.cache_dir,
-        )
+        context = self._context(name)
         try:
             # A former run's folder goes only when this one's models and data are there.
             trainer = build_stage(resolve(self.stages[name], self.folders()), context)
@@ -316,6 +339,17 @@ class Experiment:
             directory.rename(former)
             shutil.rmtree(former)
         directory.mkdir(parents=True)
+
+    def _context(self, stage: str) -> StageContext:
+        from rlhf.loops import StageContext
+
+        return StageContext(
+            directory=self.directory / stage,
+            seed=self._stage_seed(stage),
+            name=stage,
+            sinks=self.sinks,
+            cache_dir=self.cache_dir,
+        )
 
     def _stage_seed(self, stage: str) -> int:
         digest = hashlib.blake2b(f"{self.seed}/{stage}".encode(), digest_size=4).digest()

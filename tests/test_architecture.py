@@ -42,7 +42,7 @@ ALLOWED = {
     "rlhf.tree": SETTINGS,
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],
     "rlhf.components": SETTINGS,
-    "rlhf.run": [*SETTINGS, "rlhf.config", "rlhf.experiment", "rlhf.summary"],
+    "rlhf.run": [*SETTINGS, "rlhf.config", "rlhf.experiment", "rlhf.loops.preview", "rlhf.summary"],
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlhf.data import forms, split
+from rlhf.data import conversations, forms, split
 from rlhf.data.blenders import Proportional
 from rlhf.data.cache import AUTO, Cache
 from rlhf.data.duplicates import DuplicatePolicy
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def _shape(template: Template) -> dict[str, Callable[[str], str]]:
+    """What a template writes around texts, by column or role; of a chat template that is the tokenizer's own."""
+    if not isinstance(template, Plain):
+        return {}
+    prompt, response = template.prompt_text, template.response_text
+    return {"prompt": prompt, "user": prompt, "assistant": response, **dict.fromkeys(forms.RESPONSES, response)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Data of a stage: where rows come from, which of them, and how they become tokens.
@@ -31,6 +39,7 @@ class Data:
         sources: Where rows come from, by names of your choice; blenders and metrics use these names.
         blender: In which order rows of several sources are drawn.
         template: How prompts and responses become token ids.
+        templates: Templates of single sources, by their names, in the place of ``template``.
         split: Shares of the phases sft, reward and ppo, such as [2, 4, 4]: each source's distinct prompts are dealt
             out, so that no phase sees another's. None gives every row to every phase.
         phase: Whose share this is; None takes the algorithm's own.
@@ -52,6 +61,7 @@ class Data:
     sources: dict[str, Source]
     blender: Blender = Proportional()
     template: Template = Plain()
+    templates: dict[str, Template] = field(default_factory=dict)
     split: list[float] | None = None
     phase: Phase | None = None
     eval_fraction: float = 0.05
@@ -66,6 +76,9 @@ class Data:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("sources: none; name at least one source")
+        if unknown := sorted(set(self.templates) - {*self.sources, *self.eval_sources}):
+            known = ", ".join({**self.sources, **self.eval_sources})
+            raise UserError(f"templates.{unknown[0]}: no source has this name; known: {known}")
         if self.split is not None:
             if len(self.split) != len(PHASES):
                 raise UserError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
@@ -83,23 +96,27 @@ class Data:
         if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
             raise UserError(f"near_duplicates: {self.near_duplicates}; must be above 0 and at most 1")
 
+    def template_of(self, source: str) -> Template:
+        """The template of a source's rows."""
+        return self.templates.get(source, self.template)
+
+    def end_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The ids that end a response to a prompt of any source, each once."""
+        return list(dict.fromkeys(self.template_of(source).end_id(tokenizer) for source in self.sources))
+
     def corpus(self, phase: Phase) -> Iterator[str]:
         """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
-        shape: dict[str, Callable[[str], str]] = {}
-        if isinstance(self.template, Plain):  # a chat template comes with a tokenizer, so needs none to be trained
-            respond = self.template.response_text
-            shape = {"prompt": self.template.prompt_text, **dict.fromkeys(forms.RESPONSES, respond)}
         loaded = {name: source.load() for name, source in self.sources.items()}
         places = deal(self, loaded, self.phase or phase)
         for source, dataset in loaded.items():
+            shape = _shape(self.template_of(source))
             rows: np.ndarray = (places[source] == TRAIN).nonzero()[0]
             for name in (name for name in dataset.column_names if name in forms.TEXTS):
                 column = dataset.select_columns([name])
                 for block in blocks(len(rows), BLOCK_ROWS):
                     for value in column.select(rows[block.start : block.stop])[:][name]:
-                        for text in value if isinstance(value, list) else [value]:
-                            if isinstance(text, str):
-                                yield shape[name](text) if name in shape else text
+                        for role, text in conversations.contents(value, f"sources.{source}: {name}"):
+                            yield shape.get(role or name, str)(text)
 
     def prepare(
         self, tokenizer: PreTrainedTokenizerBase, *, form: Form, phase: Phase, cache_dir: str | None = AUTO
@@ -125,7 +142,7 @@ class Data:
     def encoder(self, source: str, tokenizer: PreTrainedTokenizerBase, form: Form) -> Encoder:
         """What turns a source's rows into examples."""
         return Encoder(
-            self.template,
+            self.template_of(source),
             tokenizer,
             form=form,
             source=source,

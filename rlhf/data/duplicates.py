@@ -14,7 +14,6 @@ chapter 3.4 (banding).
 
 from __future__ import annotations
 
-import json
 import unicodedata
 import zlib
 from collections import Counter
@@ -161,7 +160,8 @@ class _Rows:
             for start in range(0, len(numbers), BLOCK):
                 some = numbers[start : start + BLOCK]
                 block: dict[str, list[Any]] = dataset.select(some)[:]
-                yield some + self.starts[number], _joined([block[column] for column in self._needed[name]])
+                columns = {column: block[column] for column in self._needed[name]}
+                yield some + self.starts[number], _joined(columns, ".".join(name))
 
     def read(self, rows: np.ndarray) -> dict[int, str]:
         """Texts of a few rows by their numbers."""
@@ -221,11 +221,11 @@ def _near(rows: _Rows, looked_at: np.ndarray, places: np.ndarray, least: float) 
     return lines
 
 
-def _joined(columns: Sequence[Sequence[Any]]) -> list[str]:
+def _joined(columns: Mapping[str, Sequence[Any]], where: str) -> list[str]:
     """Each row's values as one normalised text; a separator keeps "a", "bc" from equalling "ab", "c"."""
     return [
-        "\x1f".join(normalise(v if isinstance(v, str) else json.dumps(v, default=str)) for v in row)
-        for row in zip(*columns, strict=True)
+        "\x1f".join(normalise(forms.said(value, name, where)) for name, value in zip(columns, row, strict=True))
+        for row in zip(*columns.values(), strict=True)
     ]
 
 

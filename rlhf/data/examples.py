@@ -31,10 +31,19 @@ class PromptExample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationExample:
-    """A prompt and its response; the response ends in the end id unless it was cut."""
+    """A prompt and its response; the response ends in the end id unless it was cut.
+
+    Attributes:
+        prompt_ids: Of a conversation, all before the first assistant turn that is learned.
+        response_ids: Of a conversation, all from there on.
+        targets: Which of the response's ids the assistant says; None means all.
+        source: Name of its source.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
+    targets: list[bool] | None = None
+    source: str = ""
 
     @property
     def length(self) -> int:
@@ -52,6 +61,7 @@ class ComparisonExample:
         rejected_ids: The worse response; never equal to the better one.
         margin: By how much the better one is better; 0 where unknown.
         weight: 1 over the number of pairs made of its row: a row with K responses weighs as much as one with two.
+        source: Name of its source.
     """
 
     prompt_ids: list[int]
@@ -59,6 +69,7 @@ class ComparisonExample:
     rejected_ids: list[int]
     margin: float = 0.0
     weight: float = 1.0
+    source: str = ""
 
     @property
     def length(self) -> int:
@@ -67,10 +78,33 @@ class ComparisonExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnpairedExample:
+    """A response that was judged by itself.
+
+    Attributes:
+        prompt_ids: Ids of the prompt.
+        response_ids: Ids of the response; it ends in the end id unless it was cut.
+        label: Whether it is a good one.
+        source: Name of its source.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    label: bool
+    source: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence it makes."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TextExample:
     """A piece of running text, at least two tokens of it."""
 
     ids: list[int]
+    source: str = ""
 
     @property
     def length(self) -> int:
@@ -78,7 +112,7 @@ class TextExample:
         return len(self.ids)
 
 
-Example = PromptExample | DemonstrationExample | ComparisonExample | TextExample
+Example = PromptExample | DemonstrationExample | ComparisonExample | UnpairedExample | TextExample
 E = TypeVar("E", bound=Example)
 
 

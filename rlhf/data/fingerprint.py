@@ -7,6 +7,7 @@ against accidents, not against somebody who makes two contents of one hash.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import json
 import tempfile
@@ -90,11 +91,14 @@ def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     for name in ("truncation", "padding"):  # left by the latest call, set anew by the next
         vocabulary.pop(name, None)
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+    chat = repr(tokenizer.chat_template)
+    day = datetime.date.today().isoformat() if "strftime_now" in chat else ""  # one that writes the date
     return of(
         type(tokenizer).__qualname__,
         json.dumps(vocabulary, sort_keys=True),
         json.dumps(special, sort_keys=True),
-        repr(tokenizer.chat_template),
+        chat,
+        day,
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rlhf.data import fingerprint, world
 from rlhf.data.cache import scratch_folder
-from rlhf.data.columns import map_columns
+from rlhf.data.columns import check_columns, map_columns
 from rlhf.data.json_lines import read_json
 from rlhf.data.spool import spooled
 from rlhf.errors import UserError
@@ -37,7 +37,8 @@ SUFFIXES: dict[str, Format] = {
 }
 
 
-def _check_rows(rows: int | None) -> None:
+def _check(columns: str | dict[str, Any], rows: int | None = None) -> None:
+    check_columns(columns)
     if rows is not None and rows < 1:
         raise UserError(f"rows: {rows}; must be at least 1")
 
@@ -56,7 +57,7 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _finish(dataset: datasets.Dataset, columns: dict[str, str], rows: int | None, where: str) -> datasets.Dataset:
+def _finish(dataset: datasets.Dataset, columns: str | dict[str, Any], rows: int | None, where: str) -> datasets.Dataset:
     if len(dataset) == 0:
         raise UserError(f"{where}: no rows; give a source that is not empty")
     if rows is not None:
@@ -143,19 +144,21 @@ class Files(Source):
         format: How to read them; None goes by suffix (.json a list or one object per line, .jsonl, .csv, .parquet,
             .txt one row per line in the column ``text``). Values of a CSV are text exactly as written.
         columns: Our column name -> theirs. A dot reads nested fields (``answer.text``, ``messages.-1.content``); braces
-            join columns (``"{instruction}\n{input}"``). Columns not named here travel along unchanged.
+            join columns (``"{instruction}\n{input}"``); a list gathers several (``[answer_0, answer_1]``); and
+            ``{label: {1: answer_0, 0: answer_1}}`` chooses by the value of a column. Or the name of a map that is
+            known, such as ``rm_static`` (``rlhf.data.column_maps``). Columns not named here travel along unchanged.
         rows: Use the first so many rows only.
     """
 
     path: str | list[str]
     format: Format | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: str | dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise UserError(f"path: {self.path!r}; give a file or a folder")
-        _check_rows(self.rows)
+        _check(self.columns, self.rows)
 
     def check_inputs(self) -> None:
         for path in self._paths():
@@ -215,11 +218,11 @@ class Hub(Source):
     name: str
     config: str | None = None
     split: str = "train"
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: str | dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        _check_rows(self.rows)
+        _check(self.columns, self.rows)
 
     def load(self) -> datasets.Dataset:
         import datasets
@@ -250,7 +253,10 @@ class Generator(Source):
 
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: str | dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.columns)
 
     def check_inputs(self) -> None:
         self._resolve()
@@ -290,7 +296,7 @@ class World(Source):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_rows(self.rows)
+        _check({}, self.rows)
         known = sorted(set(inspect.signature(getattr(world, self.form)).parameters) - {"n", "seed"})
         for name in self.options:
             if name not in known:

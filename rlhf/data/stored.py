@@ -21,6 +21,8 @@ from rlhf.files import sync
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_LISTS = {"list[int]": ("int32", "int32"), "list[bool] | None": ("bool_", "uint8")}
+"""Annotations of rows of many small values -> what they are, and as what they are kept, in Arrow's words."""
 _NOTE, _JSON = b"rlhf", b"json"
 
 
@@ -28,9 +30,10 @@ def _column(name: str, annotation: Any, values: list[Any]) -> tuple[pa.Field, pa
     """Values as Arrow holds them: ids as int32, others as they are, or as JSON where Arrow would change them."""
     import pyarrow as pa
 
-    if annotation == "list[int]":
-        ids = pa.array(values, type=pa.list_(pa.int32()))
-        return pa.field(name, ids.type), ids
+    if annotation in _LISTS:
+        kind, width = _LISTS[annotation]
+        rows = pa.array(values, type=pa.list_(getattr(pa, kind)())).cast(pa.list_(getattr(pa, width)()))
+        return pa.field(name, rows.type), rows
     try:
         column = pa.array(values)
         if repr(column.to_pylist()) == repr(values):  # == would let 1 pass for 1.0, and NaN for nothing
@@ -74,15 +77,19 @@ def read_note(path: Path) -> dict[str, Any] | None:
         return None
 
 
-class _Tokens:
-    """Rows of ids: views of the mapped file."""
+class _Lists:
+    """Rows of ids or marks: views of the mapped file."""
 
-    def __init__(self, column: pa.Array) -> None:
+    def __init__(self, column: pa.Array, marks: bool) -> None:
+        self.column = column if column.null_count else None
         self.starts = column.offsets.to_numpy()
-        self.ids = column.values.to_numpy()
+        values = column.values.to_numpy()
+        self.values = values.view(np.bool_) if marks else values
 
-    def __getitem__(self, row: int) -> list[int]:
-        return self.ids[self.starts[row] : self.starts[row + 1]].tolist()
+    def __getitem__(self, row: int) -> list[Any] | None:
+        if self.column is not None and not self.column[row].is_valid:
+            return None
+        return self.values[self.starts[row] : self.starts[row + 1]].tolist()
 
 
 class _Values:
@@ -102,7 +109,7 @@ class Shard:
     def __init__(self, path: Path, kind: type[Example]) -> None:
         import pyarrow as pa
 
-        self.columns: dict[str, _Tokens | _Values] = {}
+        self.columns: dict[str, _Lists | _Values] = {}
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
             if not reader.num_record_batches:
                 return
@@ -110,7 +117,8 @@ class Shard:
         for item in dataclasses.fields(kind):
             field, column = batch.schema.field(item.name), batch.column(item.name)
             as_json = bool(field.metadata and _JSON in field.metadata)
-            self.columns[item.name] = _Tokens(column) if item.type == "list[int]" else _Values(column, as_json)
+            marks = item.type == "list[bool] | None"
+            self.columns[item.name] = _Lists(column, marks) if item.type in _LISTS else _Values(column, as_json)
 
     def row(self, row: int) -> dict[str, Any]:
         """The fields of one example."""

@@ -43,6 +43,11 @@ class Stream(Generic[E]):
     def _draw(self) -> np.ndarray:
         return self.blender.epoch(self.examples.sizes, seed=self.seed, epoch=self.epoch)
 
+    def plan(self, *, draws: int, batch_size: int) -> None:
+        """Says how many draws the run will make, and how many at a time, before the first of them."""
+        self.blender = self.blender.over(draws=draws, batch_size=batch_size)
+        self._order = self._draw()
+
     def next(self, n: int) -> list[E]:
         """The next n examples."""
         drawn: list[E] = []

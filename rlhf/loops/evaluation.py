@@ -12,6 +12,7 @@ from rlhf.algorithms.normalization import per_response
 from rlhf.data.collate import collate_prompts
 from rlhf.errors import UserError
 from rlhf.loops.rollout_files import rollout_rows, write_rows
+from rlhf.loops.sources import mean_by_source
 from rlhf.types import Rollout, Tally
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Evaluator:
         for name, values in scores.items():
             total = per_response(values, rollout.mask)
             tally.mean(name, total)
+            if len(trainer.data.heldout.sizes) > 1:
+                mean_by_source(tally, name, total, rollout.prompts.source)
             figures[f"{name}_std"] = float(total.double().std()) if len(total) > 1 else 0.0
             for row, value in zip(rows, total.tolist(), strict=True):
                 row[name] = value

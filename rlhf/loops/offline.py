@@ -11,10 +11,13 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlhf.algorithms.base import Offline
+from rlhf.data.examples import Examples
 from rlhf.data.stream import Batches, Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.errors import UserError
+from rlhf.interfaces import LossFn
 from rlhf.loops.context import StageContext
+from rlhf.loops.sources import by_source
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.tokenizer import pad_id
 from rlhf.progress import StageProgress, brief
@@ -45,6 +48,8 @@ class OfflineTrainer(Generic[M]):
         self.stream = Stream(self.data.train, algorithm.data.blender, seed=context.seed_for("order"))
         self.total_steps = algorithm.steps or self.stream.total_steps(algorithm.epochs, algorithm.batch_size)
         self.draws_left = None if algorithm.steps else self.stream.total_steps(algorithm.epochs, 1)
+        draws = self.draws_left or self.total_steps * algorithm.batch_size
+        self.stream.plan(draws=draws, batch_size=algorithm.batch_size)
         self.engine = algorithm.engine.build(
             self.model,
             optimizer=algorithm.optimizer,
@@ -78,13 +83,21 @@ class OfflineTrainer(Generic[M]):
             self.draws_left -= size
         return self.algorithm.collate(self.stream.next(size), pad_id=self.pad_id)
 
+    def _loss(self, examples: Examples[Any]) -> LossFn[M]:
+        """The algorithm's loss on these examples, with figures by source where they have several."""
+        return by_source(self.algorithm.loss) if len(examples.sizes) > 1 else self.algorithm.loss
+
     def train_step(self, batch: M) -> dict[str, float]:
         """One optimiser step on a batch of any size; its figures."""
         start = time.perf_counter()
         engine, settings = self.algorithm.engine, self.algorithm
         denominators = {name: engine.total(count) for name, count in settings.denominators(batch).items()}
         tally = self.engine.accumulate(
-            batch.split(engine.rows_at_once), settings.loss, denominators, want=settings.want, dropout=True
+            batch.split(engine.rows_at_once),
+            self._loss(self.data.train),
+            denominators,
+            want=settings.want,
+            dropout=True,
         )
         step = self.engine.step()
         seconds = time.perf_counter() - start
@@ -104,7 +117,7 @@ class OfflineTrainer(Generic[M]):
         tally = Tally()
         outputs = self.engine.evaluate(self.heldout, want=self.algorithm.want)
         for batch, output in zip(self.heldout, outputs, strict=True):
-            tally.merge(self.algorithm.loss(output, batch)[1])
+            tally.merge(self._loss(self.data.heldout)(output, batch)[1])
         figures = {f"eval/{name}": value for name, value in self.algorithm.engine.reduce(tally).compute().items()}
         if self.algorithm.form == "demonstration" and "eval/loss" in figures:
             figures["eval/perplexity"] = math.exp(figures["eval/loss"])

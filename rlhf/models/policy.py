@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
-from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
+from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, find_chat_template, train_bpe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -33,18 +33,23 @@ class Pretrained(Policy):
         dropout: Probability for every dropout of the model (layer drop is then off); null keeps the model's own.
         dtype: Precision in which the weights are loaded.
         trust_remote_code: Whether code that comes with the model may run.
+        chat_template: Jinja template, or ``turns`` for a plain one, that the tokenizer gets and is saved with; null
+            keeps the tokenizer's own.
     """
 
     path: ModelPath
     dropout: float | None = None
     dtype: Literal["fp32", "bf16"] = "fp32"
     trust_remote_code: bool = False
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise UserError("path: it is empty; give a folder, @stage or a hub name")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise UserError(f"dropout: {self.dropout} is not a probability; give 0 or more and less than 1")
+        if self.chat_template is not None:
+            find_chat_template(self.chat_template)
 
     def check_inputs(self) -> None:
         path = os.path.expanduser(self.path)
@@ -82,6 +87,8 @@ class Pretrained(Policy):
             raise UserError(f"path: {path} {place} ({reason}); check the spelling") from error
         check_loaded(path, info)
         check_tokenizer(tokenizer, module)
+        if self.chat_template is not None:
+            tokenizer.chat_template = find_chat_template(self.chat_template)
         return LanguageModel(module, tokenizer)
 
 
@@ -93,10 +100,12 @@ class FromScratch(Policy):
         config: Settings of the architecture as Hugging Face names them, ``model_type`` among them, for example
             ``{model_type: gpt2, n_layer: 2, n_embd: 96, n_head: 4}``. Vocabulary and special ids are the tokenizer's.
         vocab_size: Largest vocabulary of the tokenizer, all bytes and two special tokens included.
+        chat_template: Jinja template, or ``turns`` for a plain one, that the tokenizer gets; null for none.
     """
 
     config: dict[str, Any]
     vocab_size: int = 1024
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.config.get("model_type"), str):
@@ -105,6 +114,8 @@ class FromScratch(Policy):
             raise UserError(f"config.{owned[0]}: {self.config[owned[0]]} is the tokenizer's to say; leave it out")
         if self.vocab_size < SMALLEST_VOCABULARY:
             raise UserError(f"vocab_size: {self.vocab_size}; give {SMALLEST_VOCABULARY} (all bytes) or more")
+        if self.chat_template is not None:
+            find_chat_template(self.chat_template)
 
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
         """Trains the tokenizer and draws the weights.
@@ -117,6 +128,8 @@ class FromScratch(Policy):
         settings = {key: value for key, value in self.config.items() if key != "model_type"}
         _check_settings(self.config["model_type"], settings)
         tokenizer = train_bpe(corpus(), self.vocab_size)
+        if self.chat_template is not None:
+            tokenizer.chat_template = find_chat_template(self.chat_template)
         ids = {
             "vocab_size": len(tokenizer),
             "bos_token_id": None,
