@@ -43,7 +43,7 @@ def test_exact_duplicates_are_dropped_and_counted_where_asked(source, words) -> 
         "sources.x: 2 duplicates of earlier rows (2 of its own); kept (duplicates: drop would drop them)",
     )
     dropped = prepare(Data(sources={"x": source(rows)}, eval_rows=0, duplicates="drop"), words)
-    assert [e.response_ids for e in dropped.train] == [e.response_ids for e in kept.train][:20] + [[13, 12, 1]]
+    assert [e.response_ids for e in dropped.train] == [*[e.response_ids for e in kept.train][:20], [13, 12, 1]]
     assert dropped.drops == {"x/duplicate": 2} and dropped.rows_dropped == 2
     assert dropped.describe()[0] == "x: 21 for training, 0 held out; 2 dropped (duplicate 2)"
     assert dropped.findings == ("sources.x: 2 duplicates of earlier rows (2 of its own); dropped",)
@@ -57,9 +57,7 @@ def test_the_first_source_keeps_the_row(source, words) -> None:
 
 
 def test_a_test_set_keeps_its_rows(source, words) -> None:
-    data = Data(
-        sources={"x": source(DEMOS)}, eval_sources={"test": source(DEMOS[:5], "test")}, duplicates="drop"
-    )
+    data = Data(sources={"x": source(DEMOS)}, eval_sources={"test": source(DEMOS[:5], "test")}, duplicates="drop")
     prepared = prepare(data, words)
     assert prepared.train.sizes == {"x": 15} and prepared.heldout.sizes == {"test": 5}
     assert prepared.findings == (
@@ -83,9 +81,8 @@ def test_near_duplicates_are_reported_never_dropped(source, words) -> None:
     rows += [("w50", long), ("w50", f"{long} w99"), ("w50", " ".join(f"w{i}" for i in range(59, -1, -1)))]
     prepared = prepare(Data(sources={"x": source(rows)}, eval_rows=0, near_duplicates=0.8), words)
     assert len(prepared.train) == 13 and not prepared.drops
-    assert prepared.findings[0] == (
-        "near duplicates: 1 of 13 rows are at least 0.8 alike an earlier one (0 across training and held-out rows); kept"
-    )
+    told = "near duplicates: 1 of 13 rows are at least 0.8 alike an earlier one"
+    assert prepared.findings[0] == f"{told} (0 across training and held-out rows); kept"
     assert prepared.findings[1].startswith("  0.98 alike: 'w50 → w0 w1 w2") and len(prepared.findings) == 2
 
 
