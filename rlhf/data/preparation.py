@@ -56,14 +56,16 @@ class Part(NamedTuple):
     places: np.ndarray
 
 
-def blocks(size: int, length: int = BLOCK_ROWS) -> Iterator[range]:
+def blocks(size: int, length: int) -> Iterator[range]:
     """The numbers below ``size`` in ranges of a length."""
     return (range(start, min(start + length, size)) for start in range(0, size, length))
 
 
 def prompt_hashes(dataset: datasets.Dataset, where: str, salt: str) -> np.ndarray:
     """[N, 2] hash of what each row is dealt out by."""
-    parts = [fingerprint.of_texts(forms.keys(dataset.select(rows), where), salt) for rows in blocks(len(dataset))]
+    parts = [
+        fingerprint.of_texts(forms.keys(dataset.select(rows), where), salt) for rows in blocks(len(dataset), BLOCK_ROWS)
+    ]
     return np.concatenate([np.zeros((0, 2), dtype=np.uint64), *parts])
 
 

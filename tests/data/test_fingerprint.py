@@ -90,7 +90,8 @@ def test_settings_count_and_so_does_the_source_of_a_class_of_ones_own(tmp_path: 
     assert fingerprint.of_settings(Plain()) != fingerprint.of_settings(Plain(prompt_format="{prompt} "))
     code = (
         "from dataclasses import dataclass\nfrom rlhf.data.templates import Plain\n\n"
-        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Plain):\n    def end_id(self, tokenizer):\n        return {}\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Plain):\n"
+        "    def end_id(self, tokenizer):\n        return {}\n"
     )
     found = []
     for number in (1, 2):
