@@ -33,7 +33,7 @@ DuplicatePolicy = Literal["keep", "report", "drop"]
 SHINGLE = 5
 """Words of a sequence that is compared."""
 BANDS, BAND_ROWS = 16, 4
-"""Two rows are compared if all minima of a band agree: 2 in 10,000 pairs of similarity 0.8 are missed, of 0.7 1 in 80."""
+"""Two rows are compared if all minima of a band agree: at similarity 0.8 that misses 2 pairs of 10,000, at 0.7 125."""
 BLOCK = 1000
 SHOWN = 3
 """Examples of near duplicates in the log."""

@@ -58,7 +58,7 @@ def of_rows(dataset: datasets.Dataset) -> str:
     import pyarrow as pa
     import xxhash
 
-    digest = xxhash.xxh3_128(str(dataset.features))
+    digest = xxhash.xxh3_128(str(dataset.features).encode())
 
     class Hashed:
         """A file that keeps nothing of what is written to it."""
