@@ -82,17 +82,18 @@ def of_rows(dataset: datasets.Dataset) -> str:
 
 def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Of everything that decides a tokenizer's ids; the folder that it came from does not count."""
+    chat = repr(tokenizer.chat_template)
+    day = datetime.date.today().isoformat() if "strftime_now" in chat else ""  # some write the date
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
-            return of(type(tokenizer).__qualname__, of_files(sorted(p for p in Path(folder).rglob("*") if p.is_file())))
+            files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+            return of(type(tokenizer).__qualname__, of_files(files), day)
     vocabulary = json.loads(backend.to_str())
     for name in ("truncation", "padding"):  # left by the latest call, set anew by the next
         vocabulary.pop(name, None)
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    chat = repr(tokenizer.chat_template)
-    day = datetime.date.today().isoformat() if "strftime_now" in chat else ""  # one that writes the date
     return of(
         type(tokenizer).__qualname__,
         json.dumps(vocabulary, sort_keys=True),

@@ -1,6 +1,7 @@
 import pytest
 from datasets import Dataset
 
+from rlhf.data import columns
 from rlhf.data.columns import check_columns, map_columns
 
 ALPACA = Dataset.from_list(
@@ -96,3 +97,11 @@ def test_maps_by_name() -> None:
     assert map_columns(ALPACA, "alpaca", "x")[0]["prompt"] == "Add.\n1 and 2"
     with pytest.raises(ValueError, match="columns: 'rmstatic' is no column map; did you mean rm_static"):
         check_columns("rmstatic")
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"responses": ["a", "<{b}>"], "chosen": {"best": {1: "a", 0: "b"}}, "kept": "a"}
+    whole = map_columns(JUDGED, wanted, "x")[:]
+    monkeypatch.setattr(columns, "_BLOCK", 2)
+    assert map_columns(JUDGED, wanted, "x")[:] == whole
+    assert whole["chosen"] == ["x", "v", None] and list(whole) == ["responses", "chosen", "kept", "b", "best"]

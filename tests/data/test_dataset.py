@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.data import dataset
 from rlhf.data.blenders import Weighted
 from rlhf.data.dataset import Data
 from rlhf.data.sources import Files, World
@@ -238,6 +239,16 @@ def test_a_tokenizer_is_trained_on_what_is_said(source) -> None:
     for used, expected in ((template, ["Q: w0", " w1!"]), (Chat(), ["w0", "w1"])):
         data = Data(sources={"x": source(TALKS[:1])}, template=used, eval_rows=0)
         assert list(data.corpus("sft")) == expected
+
+
+def test_a_tokenizer_reads_block_by_block(source, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {"x": source(TALKS), "y": source(DEMOS, "y")}
+    templates = {"y": Plain(prompt_format="Q {prompt}")}
+    data = Data(sources=sources, template=Chat(), templates=templates, split=[1, 1, 1], eval_fraction=0.2)
+    whole = list(data.corpus("reward"))
+    monkeypatch.setattr(dataset, "BLOCK_ROWS", 3)
+    assert list(data.corpus("reward")) == whole and len(whole) > 50
+    assert {text[:1] for text in whole} == {"w", "Q"}
 
 
 @pytest.mark.parametrize(

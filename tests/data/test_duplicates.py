@@ -129,3 +129,52 @@ def test_pairs_are_found_that_are_alike(source, words) -> None:
 def test_impossible_settings_are_refused(source, least: float) -> None:
     with pytest.raises(ValueError, match="near_duplicates"):
         Data(sources={"x": source(DEMOS)}, near_duplicates=least)
+
+
+def test_conversations_are_compared_by_what_is_said(tmp_path: Path, words) -> None:
+    def messages(*texts: str, keys: tuple[str, str] = ("role", "content")) -> list[dict[str, str]]:
+        return [dict(zip(keys, (("user", "assistant")[at % 2], text), strict=True)) for at, text in enumerate(texts)]
+
+    def load(name: str, rows: list[dict]) -> Files:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Files(path=str(path))
+
+    talks = [
+        {
+            "prompt": messages("w1", "w2", "w3"),
+            "chosen": messages("w1", "w2", "w3", "w4"),
+            "rejected": messages("", "w5"),
+        },
+        {"prompt": messages("w1", "w2", "W3 "), "chosen": messages("", "w4")[1:], "rejected": messages("", "É w5")[1:]},
+        {
+            "prompt": messages("w1", "w2", "w3"),
+            "chosen": messages("", " W4")[1:],
+            "rejected": messages("", "é  w5")[1:],
+        },
+        {"prompt": messages("w6"), "chosen": messages("", "w7")[1:], "rejected": messages("", "w8")[1:]},
+    ]
+    talks[0]["rejected"] = talks[0]["rejected"][1:]
+    texts = [{"prompt": "w6", "chosen": "w7", "rejected": "W8"}, {"prompt": "w6", "chosen": "w7", "rejected": "w9"}]
+    sources = {"talks": load("talks", talks), "texts": load("texts", texts)}
+    prepared = Data(sources=sources, eval_rows=0, duplicates="drop").prepare(words(), form="comparison", phase="reward")
+    assert prepared.train.sizes == {"talks": 3, "texts": 1}
+    assert prepared.drops == {"talks/duplicate": 1, "texts/duplicate": 1}
+    assert "sources.texts: 1 duplicates of earlier rows (1 of sources.talks); dropped" in prepared.findings
+    shared = {"messages": messages("w1", "w2", keys=("from", "value"))}, {"messages": messages("w1", "w2")}
+    one, two = (load(name, [row]) for name, row in zip("ab", shared, strict=True))
+    found = Data(sources={"a": one}, eval_sources={"b": two}, eval_rows=0, duplicates="report").prepare(
+        words(), form="demonstration", phase="sft"
+    )
+    assert found.findings[0].startswith("sources.a: 1 duplicates of earlier rows (1 of eval_sources.b)")
+
+
+def test_scores_and_labels_count(tmp_path: Path, words) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "w1", "response": "w2", "label": label} for label in (True, False, True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = Data(sources={"x": Files(path=str(path))}, eval_rows=0, duplicates="drop")
+    assert [e.label for e in data.prepare(words(), form="unpaired", phase="reward").train] == [True, False]
+    scored = [{"prompt": "w1", "responses": ["w2", "w3"], "scores": scores} for scores in ([1, 2], [2, 1], [1, 2])]
+    path.write_text("".join(json.dumps(row) + "\n" for row in scored))
+    assert len(data.prepare(words(), form="comparison", phase="reward").train) == 2

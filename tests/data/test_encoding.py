@@ -3,7 +3,7 @@ import pytest
 from rlhf.data.encoding import Encoder, pieces
 from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample, UnpairedExample
 from rlhf.data.forms import Record
-from rlhf.data.templates import Plain
+from rlhf.data.templates import Chat, Plain
 from rlhf.types import Message
 
 
@@ -199,13 +199,23 @@ def test_judged_responses(encoder) -> None:
     assert encode.notes == {"truncated_response": 1} and encode.drops == {"long_prompt": 1}
 
 
-def test_a_conversation_that_cannot_be_told_apart_is_named(encoder, words) -> None:
-    from rlhf.data.templates import Chat
+def test_reading_ahead_changes_nothing(encoder) -> None:
+    other = (*TALK, Message("assistant", "w7"), Message("system", "w8"))
+    rows = [[Record(TALK, ("w4",)), Record("w0", ("w1",))], [], [Record(other, ("w4",))], [Record("w0", ("w2",))]]
+    for form in ("demonstration", "unpaired", "text", "prompt"):
+        ahead, alone = encoder(form, bos=True), encoder(form, bos=True)
+        ahead.read_ahead(rows)
+        assert [ahead(row) for row in rows] == [alone(row) for row in rows]
 
+
+def test_a_conversation_that_cannot_be_told_apart_is_named(words) -> None:
     tokenizer = words()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"  # says nowhere who speaks
     encode = Encoder(
         Chat(), tokenizer, form="prompt", source="s", max_tokens=9, max_prompt_tokens=None, long_prompts="drop"
     )
-    with pytest.raises(ValueError, match=r"source s: conversation 'user: w0 w1.*: the chat template does not write"):
+    named = r"source s: conversation 'user: w0 w1.*: the chat template does not write"
+    with pytest.raises(ValueError, match=named):
         encode([Record(TALK)])
+    with pytest.raises(ValueError, match=named):
+        encode.read_ahead([[Record((Message("system", "w5"),))], [Record("w0"), Record(TALK)]])

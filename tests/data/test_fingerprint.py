@@ -1,7 +1,10 @@
 import dataclasses
+import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from datasets import Dataset
 from transformers import PreTrainedTokenizer
 
@@ -56,6 +59,13 @@ def test_tokenizers_are_known_by_what_they_do(words, merging, tmp_path: Path) ->
     others[3].chat_template = "{{ messages }}"
     others[4].add_tokens(["w100"])
     assert len({same, *map(fingerprint.of_tokenizer, others)}) == 6
+    others[3].chat_template = "{{ strftime_now('%d') }}"
+    today = fingerprint.of_tokenizer(others[3])
+    assert fingerprint.of_tokenizer(others[3]) == today
+    with pytest.MonkeyPatch.context() as patch:
+        then = datetime.date(2000, 1, 1)
+        patch.setattr(fingerprint, "datetime", SimpleNamespace(date=SimpleNamespace(today=lambda: then)))
+        assert fingerprint.of_tokenizer(others[3]) != today and fingerprint.of_tokenizer(words()) == same
     words().save_pretrained(tmp_path)
     assert fingerprint.of_tokenizer(type(words()).from_pretrained(tmp_path)) == same
 

@@ -13,7 +13,7 @@ from rlhf.data import preparation
 from rlhf.data.dataset import Data
 from rlhf.data.preparation import HELDOUT, TRAIN, Prepared, deal
 from rlhf.data.sources import Files, Generator
-from rlhf.data.templates import Plain
+from rlhf.data.templates import Chat, Plain
 from rlhf.interfaces import Source
 
 ROWS = [{"prompt": f"w{i}", "response": "w1 w2 w3 w4"} for i in range(10)]
@@ -122,6 +122,99 @@ def test_rows_are_dealt_out_as_a_simple_deal_would(source) -> None:
     places = deal(data, {"x": data.sources["x"].load()}, "ppo")["x"]
     expected = [HELDOUT if r["prompt"] in held else TRAIN if r["prompt"] in mine else 0 for r in rows]
     assert places.tolist() == expected and places.dtype == np.uint8
+
+
+# ------------------------------------------------------------------------------------- conversations and single sources
+
+CHAT = (
+    "{% for m in messages %}{{ 'Bot:' if m.role == 'assistant' else 'User:' }} {{ m.content }} "
+    "{% if m.role == 'assistant' %}<eos> {% endif %}{% endfor %}{% if add_generation_prompt %}Bot: {% endif %}"
+)
+
+
+def talk(i: int, turns: int) -> list[dict[str, str]]:
+    says = [{"from": ("human", "gpt")[at % 2], "value": f"w{(i + at) % 100}"} for at in range(2 * turns)]
+    return [{"from": "system", "value": f"w{i}"}, *says] if i % 3 == 0 else says
+
+
+def chatting(words) -> Any:
+    tokenizer = words(bos=True)
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+TALKS = [
+    {"messages": talk(i, 1 + i % 3), "label": i % 4 > 0, "chosen": {"role": "assistant", "content": "w1"}, "n": i}
+    for i in range(40)
+]
+
+
+@pytest.mark.parametrize("template", [Chat(), Chat(targets="last"), Plain(), Plain(targets="last")], ids=repr)
+def test_conversations_are_the_same_kept_or_not_whole_or_in_shards(
+    source, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template
+) -> None:  # case G1
+    rows = [{key: value for key, value in row.items() if key != "chosen"} for row in TALKS]
+    data = Data(sources={"x": source(rows)}, template=template, split=[2, 1, 1], eval_fraction=0.2, max_tokens=20)
+    for form in ("demonstration", "prompt", "unpaired", "text"):
+        fresh = data.prepare(chatting(words), form=form, phase="sft", cache_dir=None)
+        monkeypatch.setattr(preparation, "SHARD_BYTES", 300)
+        monkeypatch.setattr(preparation, "BLOCK_ROWS", 7)
+        for origin in ("rows tokenised", "tokenised before"):
+            kept = data.prepare(chatting(words), form=form, phase="sft", cache_dir=str(tmp_path))
+            assert origin in kept.origin and ids(kept) == ids(fresh) and kept.describe() == fresh.describe()
+        monkeypatch.undo()
+        assert len(fresh.train) > 5 and len(fresh.heldout) > 0
+
+
+def test_judged_responses_come_back_with_their_labels(source, words, tmp_path: Path) -> None:
+    rows = [{"prompt": f"w{i}", "response": f"w{i} w1", "label": i % 3 > 0} for i in range(12)]
+    data = Data(sources={"x": source(rows)}, eval_rows=3)
+    for _ in range(2):
+        prepared = data.prepare(words(), form="unpaired", phase="reward", cache_dir=str(tmp_path))
+        both = sorted([*prepared.train, *prepared.heldout], key=lambda example: example.prompt_ids)
+        assert [example.label for example in both] == [row["label"] for row in rows]
+        assert all(type(example.label) is bool and example.response_ids[-1] == 1 for example in both)
+    assert "before" in prepared.origin
+
+
+def test_what_decides_the_ids_of_a_conversation_is_never_a_hit(source, words, tmp_path: Path) -> None:  # case G1
+    tokenizer, other = chatting(words), chatting(words)
+    other.chat_template = CHAT.replace("User:", "User: .")
+
+    def run(template, tokenizer=tokenizer, **settings) -> Prepared:
+        sources = {"x": source(TALKS, "x"), "y": source(ROWS, "y")}
+        data = Data(sources=sources, template=template, eval_rows=0, **settings)
+        return data.prepare(tokenizer, form="prompt", phase="ppo", cache_dir=str(tmp_path / "cache"))
+
+    runs = [
+        run(Chat()),
+        run(Chat(system="w9")),
+        run(Chat(targets="last")),
+        run(Chat(), other),
+        run(Chat(), templates={"y": Plain()}),
+        run(Chat(), templates={"y": Plain(prompt_format="User: {prompt}")}),
+        run(Chat(), templates={"x": Plain()}),
+    ]
+    assert not any("before" in prepared.origin for prepared in runs)
+    again = run(Chat(), templates={"y": Plain(prompt_format="User: {prompt}")})
+    assert "before" in again.origin and ids(again) == ids(runs[5])
+    assert [prepared.train["y", 0].prompt_ids for prepared in (runs[0], runs[4], runs[5])] == [
+        [2, 110, 10, 111],
+        [2, 10],
+        [2, 110, 10],
+    ]
+    assert [prepared.train["x", 1].prompt_ids for prepared in (runs[4], runs[5])] == [
+        [2, 110, 11, 111, 12, 1, 110, 13, 111]
+    ] * 2
+    assert again.train["x", 1].columns["messages"][0] == {"role": "user", "content": "w1"}
+
+
+def test_a_row_is_named_by_its_number_in_the_source(source, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "BLOCK_ROWS", 2)
+    rows = [{"messages": talk(i, 1)} for i in range(5)]
+    rows[3]["messages"][0]["from"] = "nobody"
+    with pytest.raises(ValueError, match=r"sources.x, row 3: messages: a message's role is 'nobody'"):
+        Data(sources={"x": source(rows)}).prepare(words(), form="prompt", phase="ppo")
 
 
 # ------------------------------------------------------------------------------------------------------- interruption

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample
+from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, UnpairedExample
 from rlhf.data.stored import Shard, Stored, read_note, write_shard
 
 
@@ -17,6 +17,21 @@ def test_examples_come_back_as_they_were(tmp_path: Path) -> None:
     assert read_note(tmp_path / "a") == {"train": 3, "drops": {"tie": 2}}
     stored = Stored(ComparisonExample, [Shard(tmp_path / "a", ComparisonExample)], [(0, 4)], 3)
     assert list(stored) == pairs and type(stored[0].prompt_ids) is list and type(stored[0].prompt_ids[0]) is int
+
+
+@pytest.mark.parametrize("targets", [[None, None, None], [None, [True, False], None], [[], [False], [True] * 9]])
+def test_targets_of_conversations_come_back_and_none_stays_none(tmp_path: Path, targets: list) -> None:
+    rows = [DemonstrationExample(prompt_ids=[1], response_ids=[2], targets=row) for row in targets]
+    write_shard(tmp_path / "a", rows, {})
+    stored = Stored(DemonstrationExample, [Shard(tmp_path / "a", DemonstrationExample)], [(0, 3)], 2)
+    assert repr(list(stored)) == repr(rows)
+
+
+def test_judged_responses_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [UnpairedExample(prompt_ids=[i], response_ids=[], label=i == 1, source="s") for i in range(3)]
+    write_shard(tmp_path / "a", rows, {})
+    stored = Stored(UnpairedExample, [Shard(tmp_path / "a", UnpairedExample)], [(0, 3)], 2)
+    assert list(stored) == rows and [type(example.label) for example in stored] == [bool] * 3
 
 
 @pytest.mark.parametrize(

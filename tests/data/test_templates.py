@@ -219,3 +219,14 @@ def test_plain_joins_what_stands_before_an_answer(words) -> None:
         ([110, 13, 111], []),
     ]
     assert template.turns(talk[1:2], words())[0].context == template.prompt("w0", words())
+
+
+@pytest.mark.parametrize("template", [Plain(), Plain(targets="last"), Chat(), Chat(targets="last")], ids=repr)
+def test_many_at_once_are_what_each_is_alone(bpe, template) -> None:
+    tokenizer = bpe(CHATML)
+    talks = [TALK, TALK[:1], TALK[:3], (Message("system", "s"), *TALK), TALK[2:]]
+    assert template.all_turns(talks, tokenizer) == [template.turns(one, tokenizer) for one in talks]
+    assert template.all_turns([], tokenizer) == []
+    texts = ["Hi", "", "Hello!"]
+    assert template.prompts(texts, tokenizer) == [template.prompt(text, tokenizer) for text in texts]
+    assert template.prompts(["Hi"], tokenizer)[0] == template.turns((Message("user", "Hi"),), tokenizer)[0].context

@@ -8,6 +8,7 @@ import pytest
 import tiny_runs
 from rich.console import Console
 
+from rlhf.algorithms.ppo import PPO
 from rlhf.algorithms.sft import SFT
 from rlhf.data.collate import collate_unpaired
 from rlhf.data.dataset import Data
@@ -99,6 +100,17 @@ def test_prompts_are_those_of_the_first_iteration(tmp_path) -> None:
     asked = OnlineTrainer(algorithm, tiny_runs.context(tmp_path)).next_prompts()
     assert [row.pieces for row in found.rows] == [[Piece(text, False)] for text in asked.text]
     assert len(found.rows) == 4 and "nothing is a target yet" in shown(found)
+
+
+@pytest.mark.parametrize("algorithm", [tiny_runs.sft(), tiny_runs.reward_modelling(), tiny_runs.ppo()], ids=repr)
+def test_what_is_prepared_to_be_shown_is_found_by_the_run(tmp_path, algorithm) -> None:
+    context = dataclasses.replace(tiny_runs.context(tmp_path / "stage"), cache_dir=str(tmp_path / "cache"))
+    bare = preview(algorithm, tiny_runs.context(tmp_path / "stage"))
+    assert preview(algorithm, context) == bare  # prepared
+    trainer = (OnlineTrainer if isinstance(algorithm, PPO) else OfflineTrainer)(algorithm, context)
+    assert trainer.data.origin.startswith("tokenised before, read from ")
+    assert preview(algorithm, context) == bare  # read
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 def test_other_families_need_a_preview_of_their_own(tmp_path) -> None:
