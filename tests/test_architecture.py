@@ -22,7 +22,8 @@ SETTINGS = [*BASIC, "rlhf.registry", "rlhf.schema", "rlhf.tree", "rlhf.yaml_file
 ALLOWED = {
     "rlhf": [],
     "rlhf.errors": [],
-    "rlhf.types": [],
+    "rlhf.tally": [],
+    "rlhf.types": ["rlhf.tally"],
     "rlhf.files": ["rlhf.errors"],
     "rlhf.command": ["rlhf.errors"],
     "rlhf.yaml_files": ["rlhf.errors"],

@@ -46,6 +46,11 @@ def rows(form: str, n: int) -> Iterator[dict[str, Any]]:
             "scored": {"prompt": prompt, "responses": [good, good.upper(), good.title()], "scores": [1.0, 0.0, 0.5]},
             "text": {"text": prompt + good},
             "talk": {"messages": _talk(prompt, good)},
+            "talk_pair": {
+                "messages": _talk(prompt, good)[:3],
+                "chosen": {"role": "assistant", "content": good},
+                "rejected": {"role": "assistant", "content": good.upper()},
+            },
         }[form]
 
 
