@@ -29,7 +29,14 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
     from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
     from rlhf.algorithms.sft import SFT as SFT
-    from rlhf.data.blenders import Concatenate as Concatenate, Proportional as Proportional, RoundRobin as RoundRobin
+    from rlhf.data.blenders import (
+        Concatenate as Concatenate,
+        Curriculum as Curriculum,
+        Lesson as Lesson,
+        Proportional as Proportional,
+        RoundRobin as RoundRobin,
+        Temperature as Temperature,
+    )
     from rlhf.data.dataset import Data as Data
     from rlhf.data.rated import RatedTexts as RatedTexts
     from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
@@ -68,7 +75,7 @@ _MODULES = {
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
     "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
     "rlhf.algorithms.sft": ["SFT"],
-    "rlhf.data.blenders": ["Concatenate", "Proportional", "RoundRobin"],
+    "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],
     "rlhf.data.dataset": ["Data"],
     "rlhf.data.rated": ["RatedTexts"],
     "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],

@@ -12,15 +12,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from rlhf.data.cache import AUTO
 from rlhf.errors import UserError
 from rlhf.files import atomic_text, only_one
 from rlhf.interfaces import Algorithm, MetricSink, NeedsInputs
-from rlhf.interruption import Stopped, StopRequest
+from rlhf.interruption import Stopped
 from rlhf.schema import model_paths
+
+if TYPE_CHECKING:
+    from rlhf.loops.context import StageContext
+    from rlhf.loops.preview import Preview
 
 RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
@@ -151,6 +156,8 @@ class Experiment:
         sinks: Where figures go besides ``metrics.jsonl``.
         threads: CPU threads of torch; null leaves its own choice. Sums are cut differently by another number of
             threads, so exact repetition needs the same one.
+        cache_dir: Folder in which tokenised data are kept for later runs; null keeps nothing. ``auto`` is the folder
+            that the environment variable RLHF_CACHE_DIR names (empty: keeps nothing), else ``~/.cache/rlhf``.
     """
 
     name: str
@@ -159,6 +166,7 @@ class Experiment:
     output_dir: str = "runs"
     sinks: list[MetricSink] = field(default_factory=list)
     threads: int | None = None
+    cache_dir: str | None = AUTO
 
     @property
     def directory(self) -> Path:
@@ -225,6 +233,31 @@ class Experiment:
         with only_one(self.directory):
             return self._run_stages(overwrite, console or Console(highlight=False))
 
+    def previews(self) -> Iterator[tuple[str, Preview | str]]:
+        """The first batch of every stage, or why there is none; nothing is trained, and no run written.
+
+        The data are prepared, and kept in ``cache_dir``, as the run itself does it.
+
+        Raises:
+            UserError: the settings have problems, or data or models cannot be loaded.
+        """
+        from rlhf.loops.preview import needed, preview
+
+        if problems := self.check():
+            raise UserError("\n".join(problems))
+        folders = self.folders()
+        for name, algorithm in self.stages.items():
+            used = [reference for _, reference in references(needed(algorithm))]
+            if absent := [reference for reference in used if not Path(folders[reference]).is_dir()]:
+                yield name, f"not shown, as {absent[0]} is not there yet; run the experiment up to that stage first"
+                continue
+            context = self._context(name)
+            try:
+                yield name, preview(resolve(algorithm, folders), context)
+            except UserError as error:
+                error.args = (f"stage {name}: {error}", *error.args[1:])
+                raise
+
     def _run_stages(self, overwrite: bool, console: Console) -> dict[str, dict[str, float]]:
         from rlhf.config import dump
 
@@ -285,16 +318,15 @@ class Experiment:
         return _read_json(self.directory / stage / RECORD)["id"]
 
     def _run_stage(self, name: str, state: str, console: Console) -> dict[str, float]:
-        from rlhf.loops import StageContext, build_stage
+        from rlhf.loops import build_stage
 
         directory = self.directory / name
         if state == "keep":
             console.print(f"{name}: finished before, kept ({directory})", soft_wrap=True, markup=False, highlight=False)
             return _read_json(directory / DONE)["figures"]
-        start, stop = time.perf_counter(), StopRequest()
-        context = StageContext(
-            directory=directory, seed=self._stage_seed(name), name=name, sinks=self.sinks, console=console, stop=stop
-        )
+        start = time.perf_counter()
+        context = self._context(name, console)
+        stop = context.stop
         try:
             # A former run's folder goes only when this one's models and data are there.
             trainer = build_stage(resolve(self.stages[name], self.folders()), context)
@@ -321,6 +353,18 @@ class Experiment:
             directory.rename(former)
             shutil.rmtree(former)
         directory.mkdir(parents=True)
+
+    def _context(self, stage: str, console: Console | None = None) -> StageContext:
+        from rlhf.loops import StageContext
+
+        return StageContext(
+            directory=self.directory / stage,
+            seed=self._stage_seed(stage),
+            name=stage,
+            sinks=self.sinks,
+            console=console,
+            cache_dir=self.cache_dir,
+        )
 
     def _stage_seed(self, stage: str) -> int:
         digest = hashlib.blake2b(f"{self.seed}/{stage}".encode(), digest_size=4).digest()

@@ -6,8 +6,12 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlhf.command import guarded, prepare_environment
+
+if TYPE_CHECKING:
+    from rlhf.experiment import Experiment
 
 _OVERRIDES = """\
 any setting can be changed by its dotted path, and a class by its name:
@@ -51,7 +55,26 @@ def _parser() -> argparse.ArgumentParser:
         "to run an unchanged stage again, remove its folder",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument(
+        "--show_batch",
+        action="store_true",
+        help="print the rows of each stage's first batch, with the tokens that are targets marked, and stop",
+    )
     return parser
+
+
+def _show_batches(experiment: Experiment) -> int:
+    from rich.console import Console
+
+    from rlhf.loops.preview import show
+
+    console = Console(highlight=False)
+    for stage, found in experiment.previews():
+        if isinstance(found, str):
+            console.print(f"{stage}: {found}", soft_wrap=True, markup=False)
+        else:
+            show(stage, found, console)
+    return 0
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -67,6 +90,8 @@ def _run(argv: Sequence[str] | None) -> int:
         print(dump(experiment), end="")
         return 0
     console = Console(highlight=False, quiet=options.quiet)
+    if options.show_batch:
+        return _show_batches(experiment)
     experiment.run(overwrite=options.overwrite, console=console)
     stages = list(experiment.stages)
     print_summary(experiment.directory, stages, console)

@@ -6,7 +6,7 @@ index t means that token in every ``[B, T]`` field.
 
 One on-policy step fills, in this order, a :class:`Rollout` (sampler), a :class:`Scored` (reward models, critic,
 reference) and a :class:`Batch` (what the update reads). Offline algorithms start from :class:`Labelled` or
-:class:`Comparisons`, which the collators of ``rlhf.data`` write.
+:class:`Comparisons` or :class:`Unpaired`, which the collators of ``rlhf.data`` write.
 """
 
 from __future__ import annotations
@@ -20,9 +20,38 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from rlhf.tally import Tally as Tally
+
 Aggregation = Literal["token", "sequence", "constant"]
-Form = Literal["prompt", "demonstration", "comparison", "text"]
+Form = Literal["prompt", "demonstration", "comparison", "unpaired", "text"]
 Phase = Literal["sft", "reward", "ppo"]
+
+
+class Message(NamedTuple):
+    """What one side says in a conversation.
+
+    Attributes:
+        role: ``user``, ``assistant``, ``system`` …
+        content: The text.
+    """
+
+    role: str
+    content: str
+
+
+Conversation = tuple[Message, ...]
+
+
+class Turn(NamedTuple):
+    """An assistant turn of a conversation as token ids.
+
+    Attributes:
+        context: All that stands between the turn before and this one.
+        response: What the assistant says, end id included; empty where it is still to be said.
+    """
+
+    context: list[int]
+    response: list[int]
 
 
 @dataclass(frozen=True)
@@ -190,10 +219,10 @@ class Advantages(NamedTuple):
     returns: Tensor | None
 
 
-def _select_columns(tensor: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
-    if tensor is None:
-        return None
-    return tensor[rows] if tensor.ndim == 1 else tensor[rows, :width]
+def _select_columns(value: Any, rows: Tensor, width: int) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value[rows] if value.ndim == 1 else value[rows, :width]
 
 
 @dataclass(frozen=True)
@@ -203,6 +232,8 @@ class Selectable:
     Attributes:
         sequences: B rows.
         mask: [B, T] bool, True on the response tokens that matter: nothing is computed for the others.
+        sources: Which of ``source_names`` a row [B], or a token [B, T], comes from; None where nobody asks.
+        source_names: Names of the data sources in the batch.
     """
 
     unit: ClassVar[int] = 1
@@ -210,6 +241,8 @@ class Selectable:
 
     sequences: Sequences
     mask: Tensor
+    sources: Tensor | None = field(default=None, kw_only=True)
+    source_names: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -254,6 +287,19 @@ class Comparisons(Selectable):
 
     margin: Tensor
     weight: Tensor
+
+
+@dataclass(frozen=True)
+class Unpaired(Selectable):
+    """Single responses, each judged good or bad by itself.
+
+    ``mask`` is True on the response tokens.
+
+    Attributes:
+        label: [B] bool, True for a good response.
+    """
+
+    label: Tensor
 
 
 @dataclass(frozen=True)
@@ -330,53 +376,6 @@ class LossTerm:
     mask: Tensor
     mode: Aggregation = "token"
     coef: float = 1.0
-
-
-class Tally:
-    """Named sums, counts and maxima, so that a figure is the mean over all real tokens whatever the cut.
-
-    Means are kept as (sum, count), so merging micro-batches never averages averages.
-    """
-
-    def __init__(self) -> None:
-        self.means: dict[str, tuple[float, float]] = {}
-        self.maxima: dict[str, float] = {}
-        self.sums: dict[str, float] = {}
-
-    def mean(self, name: str, values: Tensor | Sequence[float] | float, mask: Tensor | None = None) -> None:
-        """Adds values to a mean; where a mask is given only its True slots count."""
-        tensor = torch.as_tensor(values, dtype=torch.float64).detach()
-        if mask is not None:
-            tensor = tensor[mask]
-        total, count = self.means.get(name, (0.0, 0.0))
-        self.means[name] = (total + float(tensor.sum()), count + tensor.numel())
-
-    def ratio(self, name: str, numerator: float, denominator: float) -> None:
-        """Adds to a mean whose sum and count are already known."""
-        total, count = self.means.get(name, (0.0, 0.0))
-        self.means[name] = (total + float(numerator), count + float(denominator))
-
-    def sum(self, name: str, value: float) -> None:
-        """Adds to a total."""
-        self.sums[name] = self.sums.get(name, 0.0) + float(value)
-
-    def max(self, name: str, value: float) -> None:
-        """Keeps the largest value."""
-        self.maxima[name] = max(self.maxima.get(name, float("-inf")), float(value))
-
-    def merge(self, other: Tally) -> None:
-        """Adds another tally's content to this one."""
-        for name, (total, count) in other.means.items():
-            self.ratio(name, total, count)
-        for name, value in other.sums.items():
-            self.sum(name, value)
-        for name, value in other.maxima.items():
-            self.max(name, value)
-
-    def compute(self) -> dict[str, float]:
-        """The figures, by name. A mean over nothing is left out."""
-        means = {name: total / count for name, (total, count) in self.means.items() if count}
-        return {**means, **self.sums, **self.maxima}
 
 
 class Stateful(Protocol):

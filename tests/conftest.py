@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no network, and no GPU test without a GPU."""
+"""What all tests share: one thread, no cache, no network, and no GPU test without a GPU."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ["RLHF_CACHE_DIR"] = ""  # nothing is kept, and nobody's own cache is touched
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest

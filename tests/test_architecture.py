@@ -22,7 +22,8 @@ SETTINGS = [*BASIC, "rlhf.registry", "rlhf.schema", "rlhf.tree", "rlhf.yaml_file
 ALLOWED = {
     "rlhf": [],
     "rlhf.errors": [],
-    "rlhf.types": [],
+    "rlhf.tally": [],
+    "rlhf.types": ["rlhf.tally"],
     "rlhf.files": ["rlhf.errors"],
     "rlhf.interruption": [],
     "rlhf.command": ["rlhf.errors", "rlhf.interruption"],
@@ -45,7 +46,14 @@ ALLOWED = {
     "rlhf.components": SETTINGS,
     "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
-    "rlhf.run": [*SETTINGS, "rlhf.config", "rlhf.experiment", "rlhf.summary", "rlhf.report"],
+    "rlhf.run": [
+        *SETTINGS,
+        "rlhf.config",
+        "rlhf.experiment",
+        "rlhf.loops.preview",
+        "rlhf.summary",
+        "rlhf.report",
+    ],
 }
 
 

@@ -135,3 +135,56 @@ def test_help_lists_the_settings_and_imports_nothing_heavy():
 def test_importing_the_package_imports_no_torch():
     code = "import sys, rlhf, rlhf.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SHOWN = """
+name: shown
+stages:
+  sft:
+    class_path: SFT
+    init_args:
+      policy:
+        class_path: FromScratch
+        init_args: {vocab_size: 260, config: {model_type: gpt2, n_layer: 1, n_embd: 8, n_head: 1}}
+      data:
+        sources:
+          asked: {class_path: Files, init_args: {path: FOLDER/asked.jsonl, columns: hc3}}
+          judged:
+            class_path: Files
+            init_args:
+              path: FOLDER/judged.jsonl
+              columns: {prompt: q, chosen: {best: {1: one, 2: two}}}
+        template: {class_path: Plain, init_args: {prompt_format: "Q: {prompt}\\nA:"}}
+        templates:
+          judged: {class_path: Plain, init_args: {prompt_format: "{prompt} >"}}
+        eval_rows: 0
+      batch_size: 2
+  reward:
+    class_path: RewardModelling
+    init_args:
+      model: {class_path: Pretrained, init_args: {path: "@sft"}}
+      data: {sources: {world: {class_path: World, init_args: {form: comparisons}}}}
+"""
+
+
+def test_show_batch_prints_the_first_rows_and_runs_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Experiment, "run", lambda *_, **__: pytest.fail("ran"))
+    (tmp_path / "asked.jsonl").write_text(
+        '{"question": "Why?", "human_answers": ["So."], "chatgpt_answers": ["As."]}\n'
+    )
+    (tmp_path / "judged.jsonl").write_text('{"q": "How", "one": "Fast", "two": "Slowly\\nbut well", "best": 2}\n')
+    path = tmp_path / "exp.yaml"
+    path.write_text(SHOWN.replace("FOLDER", str(tmp_path)))
+    assert main(["--config", str(path), "--output_dir", str(tmp_path / "runs"), "--show_batch"]) == 0
+    text = capsys.readouterr().out
+    assert "source asked, " in text and "\nQ: Why?\nA:⟦So.<|end|>⟧\n" in text
+    assert "source judged, " in text and "\nHow >⟦Slowly\nbut well<|end|>⟧\n" in text
+    assert text.endswith("reward: not shown, as @sft is not there yet; run the experiment up to that stage first\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_show_batch_says_which_stage_cannot_be_shown(tmp_path, capsys):
+    path = tmp_path / "exp.yaml"
+    path.write_text(SHOWN.replace("FOLDER", str(tmp_path)))
+    assert main(["--config", str(path), "--show_batch"]) == 1
+    assert capsys.readouterr().err.startswith(f"Error: stage sft: {tmp_path}/asked.jsonl: no such file")

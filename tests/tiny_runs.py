@@ -46,7 +46,18 @@ def rows(form: str, n: int) -> Iterator[dict[str, Any]]:
             "comparison": {"prompt": prompt, "chosen": good, "rejected": good.upper()},
             "scored": {"prompt": prompt, "responses": [good, good.upper(), good.title()], "scores": [1.0, 0.0, 0.5]},
             "text": {"text": prompt + good},
+            "talk": {"messages": _talk(prompt, good)},
+            "talk_pair": {
+                "messages": _talk(prompt, good)[:3],
+                "chosen": {"role": "assistant", "content": good},
+                "rejected": {"role": "assistant", "content": good.upper()},
+            },
         }[form]
+
+
+def _talk(prompt: str, good: str) -> list[dict[str, str]]:
+    says = [("user", prompt), ("assistant", good), ("user", prompt[::-1]), ("assistant", good[::-1])]
+    return [{"role": role, "content": content} for role, content in says]
 
 
 def source(form: str, n: int = 24) -> Source:

@@ -188,6 +188,17 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         return self.critic if self.advantage.needs_critic else None
 
     @property
+    def prompts(self) -> int:
+        """Prompts per iteration: one per group."""
+        return self.batch_size // self.samples_per_prompt
+
+    @property
+    def policy_steps(self) -> int:
+        """Optimiser steps of the policy in a run without early stops."""
+        learning = self.iterations - (0 if self.used_critic is None else self.used_critic.warmup_iterations)
+        return learning * self.epochs * -(-self.batch_size // self.mini_batch_size)
+
+    @property
     def want(self) -> tuple[str, ...]:
         """The fields of :class:`Outputs` that :meth:`loss` reads."""
         entropy = ("entropy",) if self.entropy is not None else ()

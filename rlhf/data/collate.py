@@ -6,33 +6,49 @@ hold it too.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample
+from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample, UnpairedExample
 from rlhf.errors import UserError
-from rlhf.types import Comparisons, Labelled, Prompts, Sequences
+from rlhf.types import Comparisons, Labelled, Prompts, Sequences, Unpaired
 
 LabelledExample = DemonstrationExample | TextExample
 
 
 class _Row(NamedTuple):
-    """One sequence: ids, and which of them are to be predicted (never the first: nothing stands before it)."""
+    """One sequence: ids, where they are from, and which are to be predicted (never the first: nothing is before it)."""
 
     ids: list[int]
     targets: list[bool]
+    sources: list[str]
 
 
 def _row(example: LabelledExample, train_on_prompt: bool) -> _Row:
     if isinstance(example, TextExample):
-        ids, untrained = example.ids, 1
+        ids, targets = example.ids, [True] * len(example.ids)
     else:
         ids = example.prompt_ids + example.response_ids
-        untrained = 1 if train_on_prompt else max(len(example.prompt_ids), 1)
-    return _Row(ids, [False] * untrained + [True] * (len(ids) - untrained))
+        said = example.targets or [True] * len(example.response_ids)
+        targets = [True] * len(ids) if train_on_prompt else [False] * len(example.prompt_ids) + said
+    return _Row(ids, [False, *targets[1:]], [example.source] * len(ids))
+
+
+def _answer(prompt_ids: list[int], response_ids: list[int], source: str) -> _Row:
+    """A prompt with a response to it."""
+    example = DemonstrationExample(prompt_ids=prompt_ids, response_ids=response_ids, source=source)
+    return _row(example, train_on_prompt=False)
+
+
+def _numbered(sources: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """[B] number of each row's source, and the sources' names."""
+    names = tuple(dict.fromkeys(sources))
+    return torch.tensor([names.index(source) for source in sources], dtype=torch.long), names
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int, left: int = 0) -> Tensor:
@@ -41,6 +57,13 @@ def _pad(rows: Sequence[Sequence[int]], value: int, left: int = 0) -> Tensor:
         raise UserError("batch: no examples; a batch needs at least one")
     width = max(map(len, rows))
     return torch.tensor([[value] * left + list(row) + [value] * (width - len(row)) for row in rows], dtype=torch.long)
+
+
+def _labelled(rows: Sequence[_Row], pad_id: int, prompt_width: int = 1, pad_left: int = 0) -> Labelled:
+    sequences, mask = _sequences(rows, pad_id, prompt_width, pad_left)
+    names = tuple(dict.fromkeys(source for row in rows for source in row.sources))
+    sources = _pad([[names.index(source) for source in row.sources] for row in rows], 0, pad_left)
+    return Labelled(sequences=sequences, mask=mask, sources=sources[:, prompt_width:], source_names=names)
 
 
 def _sequences(rows: Sequence[_Row], pad_id: int, prompt_width: int = 1, pad_left: int = 0) -> tuple[Sequences, Tensor]:
@@ -70,9 +93,7 @@ def collate_labelled(
         prompt_width: Column from which targets are looked at; 1 allows them everywhere.
         pad_left: Extra pads before every row: results must not depend on them.
     """
-    rows = [_row(example, train_on_prompt) for example in examples]
-    sequences, mask = _sequences(rows, pad_id, prompt_width, pad_left)
-    return Labelled(sequences=sequences, mask=mask)
+    return _labelled([_row(example, train_on_prompt) for example in examples], pad_id, prompt_width, pad_left)
 
 
 def pack(examples: Sequence[LabelledExample], length: int) -> list[list[LabelledExample]]:
@@ -111,11 +132,11 @@ def collate_packed(
     rows, segments = [], []
     for group in groups:
         parts = [_row(example, train_on_prompt) for example in group]
-        rows.append(_Row([i for part in parts for i in part.ids], [t for part in parts for t in part.targets]))
+        rows.append(_Row(*(list(itertools.chain.from_iterable(column)) for column in zip(*parts, strict=True))))
         segments.append([number for number, part in enumerate(parts, 1) for _ in part.ids])
-    sequences, mask = _sequences(rows, pad_id)
-    packed = Sequences(sequences.ids, sequences.attention_mask, sequences.prompt_width, _pad(segments, 0))
-    return Labelled(sequences=packed, mask=mask)
+    batch = _labelled(rows, pad_id)
+    packed = dataclasses.replace(batch.sequences, segments=_pad(segments, 0))
+    return dataclasses.replace(batch, sequences=packed)
 
 
 def collate_comparisons(examples: Sequence[ComparisonExample], *, pad_id: int) -> Comparisons:
@@ -126,14 +147,36 @@ def collate_comparisons(examples: Sequence[ComparisonExample], *, pad_id: int) -
         pad_id: Fills the rows.
     """
     rows = [
-        _row(DemonstrationExample(prompt_ids=pair.prompt_ids, response_ids=response), False)
+        _answer(pair.prompt_ids, response, pair.source)
         for pair in examples
         for response in (pair.chosen_ids, pair.rejected_ids)
     ]
     sequences, mask = _sequences(rows, pad_id)
     margin = torch.tensor([pair.margin for pair in examples], dtype=torch.float32).repeat_interleave(2)
     weight = torch.tensor([pair.weight for pair in examples], dtype=torch.float32).repeat_interleave(2)
-    return Comparisons(sequences=sequences, mask=mask, margin=margin, weight=weight)
+    sources, names = _numbered([pair.source for pair in examples])
+    return Comparisons(
+        sequences=sequences,
+        mask=mask,
+        margin=margin,
+        weight=weight,
+        sources=sources.repeat_interleave(2),
+        source_names=names,
+    )
+
+
+def collate_unpaired(examples: Sequence[UnpairedExample], *, pad_id: int) -> Unpaired:
+    """One judged response a row, right-padded; the mask covers the responses.
+
+    Args:
+        examples: B responses.
+        pad_id: Fills the rows.
+    """
+    rows = [_answer(example.prompt_ids, example.response_ids, example.source) for example in examples]
+    sequences, mask = _sequences(rows, pad_id)
+    sources, names = _numbered([example.source for example in examples])
+    label = torch.tensor([example.label for example in examples], dtype=torch.bool)
+    return Unpaired(sequences=sequences, mask=mask, label=label, sources=sources, source_names=names)
 
 
 def collate_prompts(examples: Sequence[PromptExample]) -> Prompts:

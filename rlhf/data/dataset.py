@@ -2,92 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rlhf.data import forms, split
+from rlhf.data import conversations, forms, split
 from rlhf.data.blenders import Proportional
+from rlhf.data.cache import AUTO, Cache
+from rlhf.data.duplicates import DuplicatePolicy
 from rlhf.data.encoding import Encoder, LongPrompts
-from rlhf.data.examples import Example, Examples
+from rlhf.data.preparation import BLOCK_ROWS, PHASES, TRAIN, Preparation, Prepared, blocks, deal
 from rlhf.data.templates import Plain
 from rlhf.errors import UserError
 from rlhf.interfaces import Blender, Source, Template
 from rlhf.types import Form, Phase
 
 if TYPE_CHECKING:
-    import datasets
+    import numpy as np
     from transformers import PreTrainedTokenizerBase
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
 
-
-class _Part(NamedTuple):
-    """What one source gives to a phase: its rows, and which of them train and which are held out."""
-
-    dataset: datasets.Dataset
-    train: list[int]
-    heldout: list[int]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Tokenised data of one stage.
-
-    Attributes:
-        train: What is learned from.
-        heldout: What is evaluated on: other prompts, or the evaluation's own sources.
-        drops: Examples dropped from both, by ``"source/reason"``; reasons in ``rlhf.data.encoding`` and ``forms``.
-        notes: Examples kept but cut or empty, by ``"source/reason"``.
-        remarks: What the sources say of themselves, by source.
-    """
-
-    train: Examples[Any]
-    heldout: Examples[Any]
-    drops: Mapping[str, int]
-    notes: Mapping[str, int]
-    remarks: Mapping[str, str]
-
-    @property
-    def rows_dropped(self) -> int:
-        """All drops together: the metric ``data/rows_dropped``."""
-        return sum(self.drops.values())
-
-    def summary(self) -> dict[str, dict[str, Any]]:
-        """By source: rows that train and that are held out, drops and notes by reason, and its remark."""
-        trained, held = self.train.sizes, self.heldout.sizes
-        names = dict.fromkeys([*trained, *held])
-
-        def of(name: str, counts: Mapping[str, int]) -> dict[str, int]:
-            return {key.removeprefix(f"{name}/"): n for key, n in counts.items() if key.rpartition("/")[0] == name}
-
-        return {
-            name: {
-                "train": trained.get(name, 0),
-                "heldout": held.get(name, 0),
-                "dropped": of(name, self.drops),
-                "notes": of(name, self.notes),
-                "remark": self.remarks.get(name, ""),
-            }
-            for name in names
-        }
-
-    def describe(self) -> list[str]:
-        """A line per source for the log, and one where nothing is held out."""
-        lines = []
-        for name, part in self.summary().items():
-            line = f"{name}: {part['train']} for training, {part['heldout']} held out"
-            for verb, counts in (("dropped", part["dropped"]), ("kept but cut or empty", part["notes"])):
-                if counts:
-                    reasons = ", ".join(f"{reason} {n}" for reason, n in counts.items())
-                    line += f"; {sum(counts.values())} {verb} ({reasons})"
-            lines.append(f"{line}; {part['remark']}" if part["remark"] else line)
-        if not len(self.heldout):
-            lines.append("nothing is held out: there will be no evaluation on unseen prompts")
-        return lines
+def _shape(template: Template) -> dict[str, Callable[[str], str]]:
+    """What a template writes around texts, by column or role; of a chat template that is the tokenizer's own."""
+    if not isinstance(template, Plain):
+        return {}
+    prompt, response = template.prompt_text, template.response_text
+    return {"prompt": prompt, "user": prompt, "assistant": response, **dict.fromkeys(forms.RESPONSES, response)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +39,7 @@ class Data:
         sources: Where rows come from, by names of your choice; blenders and metrics use these names.
         blender: In which order rows of several sources are drawn.
         template: How prompts and responses become token ids.
+        templates: Templates of single sources, by their names, in the place of ``template``.
         split: Shares of the phases sft, reward and ppo, such as [2, 4, 4]: each source's distinct prompts are dealt
             out, so that no phase sees another's. None gives every row to every phase.
         phase: Whose share this is; None takes the algorithm's own.
@@ -109,11 +51,17 @@ class Data:
         max_prompt_tokens: Most tokens of a prompt; None lets it fill ``max_tokens`` but for one token of the response.
         long_prompts: What happens to a longer prompt: ``drop`` the row, or cut the prompt and ``keep_end`` or
             ``keep_start``. All are counted.
+        duplicates: Rows of equal prompt and response, but for case, white space and Unicode variants: ``keep`` them,
+            ``report`` how many there are, or ``drop`` all but the first. ``eval_sources`` count as first, and a row
+            of another phase counts too.
+        near_duplicates: Reports rows that are nearly the same: least share of five-word sequences that two rows have
+            in common, such as 0.8. None looks for none.
     """
 
     sources: dict[str, Source]
     blender: Blender = Proportional()
     template: Template = Plain()
+    templates: dict[str, Template] = field(default_factory=dict)
     split: list[float] | None = None
     phase: Phase | None = None
     eval_fraction: float = 0.05
@@ -122,14 +70,19 @@ class Data:
     max_tokens: int = 512
     max_prompt_tokens: int | None = None
     long_prompts: LongPrompts = "drop"
+    duplicates: DuplicatePolicy = "keep"
+    near_duplicates: float | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("sources: none; name at least one source")
+        if unknown := sorted(set(self.templates) - {*self.sources, *self.eval_sources}):
+            known = ", ".join({**self.sources, **self.eval_sources})
+            raise UserError(f"templates.{unknown[0]}: no source has this name; known: {known}")
         if self.split is not None:
             if len(self.split) != len(PHASES):
                 raise UserError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
-            split.assign([], self.split)
+            split.check(self.split)
         if not 0 <= self.eval_fraction < 1:
             raise UserError(f"eval_fraction: {self.eval_fraction}; must be at least 0 and below 1")
         if self.eval_rows is not None and self.eval_rows < 0:
@@ -140,67 +93,56 @@ class Data:
             raise UserError(f"max_tokens: {self.max_tokens}; must be at least 3")
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
             raise UserError(f"max_prompt_tokens: {self.max_prompt_tokens}; must be at least 1")
+        if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
+            raise UserError(f"near_duplicates: {self.near_duplicates}; must be above 0 and at most 1")
+
+    def template_of(self, source: str) -> Template:
+        """The template of a source's rows."""
+        return self.templates.get(source, self.template)
+
+    def end_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The ids that end a response to a prompt of any source, each once."""
+        return list(dict.fromkeys(self.template_of(source).end_id(tokenizer) for source in self.sources))
 
     def corpus(self, phase: Phase) -> Iterator[str]:
         """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
-        shape: dict[str, Callable[[str], str]] = {}
-        if isinstance(self.template, Plain):  # a chat template comes with a tokenizer, so needs none to be trained
-            respond = self.template.response_text
-            shape = {"prompt": self.template.prompt_text, **dict.fromkeys(forms.RESPONSES, respond)}
-        for part in self._parts(phase).values():
-            rows = part.dataset.select(part.train)
-            for name in (name for name in rows.column_names if name in forms.TEXTS):
-                for value in rows[name][:]:
-                    for text in value if isinstance(value, list) else [value]:
-                        if isinstance(text, str):
-                            yield shape[name](text) if name in shape else text
+        loaded = {name: source.load() for name, source in self.sources.items()}
+        places = deal(self, loaded, self.phase or phase)
+        for source, dataset in loaded.items():
+            shape = _shape(self.template_of(source))
+            rows: np.ndarray = (places[source] == TRAIN).nonzero()[0]
+            for name in (name for name in dataset.column_names if name in forms.TEXTS):
+                column = dataset.select_columns([name])
+                for block in blocks(len(rows), BLOCK_ROWS):
+                    for value in column.select(rows[block.start : block.stop])[:][name]:
+                        for role, text in conversations.contents(value, f"sources.{source}: {name}"):
+                            yield shape.get(role or name, str)(text)
 
-    def prepare(self, tokenizer: PreTrainedTokenizerBase, *, form: Form, phase: Phase) -> Prepared:
-        """Reads, splits and tokenises the rows.
+    def prepare(
+        self, tokenizer: PreTrainedTokenizerBase, *, form: Form, phase: Phase, cache_dir: str | None = AUTO
+    ) -> Prepared:
+        """Reads, splits and tokenises the rows, or finds that this has been done before.
 
         Args:
             tokenizer: The policy's.
             form: What the algorithm learns from.
             phase: The algorithm's own phase, used unless ``phase`` is set here.
+            cache_dir: Where the examples are kept, see :class:`rlhf.Experiment`.
 
         Raises:
             UserError: a source cannot be read or cannot give the form, or no row of one is left to train on.
         """
-        train: dict[str, list[Example]] = {}
-        heldout: dict[str, list[Example]] = {}
-        drops: Counter[str] = Counter()
-        notes: Counter[str] = Counter()
+        start = time.perf_counter()
+        cache = Cache.at(cache_dir)
+        with cache.scratch():
+            work = Preparation(self, tokenizer, form, self.phase or phase)
+            with cache.folder(work.key() if cache.root else "", work.build) as entry:
+                return work.open(entry, time.perf_counter() - start)
 
-        def examples(name: str, where: str, dataset: datasets.Dataset, *parts: Sequence[int]) -> list[list[Example]]:
-            """The examples of several parts of a source; the first must not be empty."""
-            encoder = self._encoder(name, tokenizer, form)
-            made = [
-                [e for row in forms.records(dataset, rows, form, encoder.drops, where) for e in encoder(row)]
-                for rows in parts
-            ]
-            if not made[0]:
-                reasons = ", ".join(f"{reason} {count}" for reason, count in encoder.drops.items()) or "it gets none"
-                raise UserError(
-                    f"{where}: of its {len(parts[0])} {'rows' if len(parts) == 1 else 'training rows'} none is left "
-                    f"({reasons}); see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
-                )
-            drops.update({f"{name}/{reason}": count for reason, count in encoder.drops.items()})
-            notes.update({f"{name}/{reason}": count for reason, count in encoder.notes.items()})
-            return made
-
-        for name, part in self._parts(phase).items():
-            train[name], held = examples(name, f"sources.{name}", part.dataset, part.train, part.heldout)
-            if not self.eval_sources:
-                heldout[name] = held
-        for name, source in self.eval_sources.items():
-            dataset = source.load()
-            (heldout[name],) = examples(name, f"eval_sources.{name}", dataset, range(len(dataset)))
-        remarks = {name: source.remark() for name, source in {**self.sources, **self.eval_sources}.items()}
-        return Prepared(Examples(train), Examples(heldout), dict(drops), dict(notes), remarks)
-
-    def _encoder(self, source: str, tokenizer: PreTrainedTokenizerBase, form: Form) -> Encoder:
+    def encoder(self, source: str, tokenizer: PreTrainedTokenizerBase, form: Form) -> Encoder:
+        """What turns a source's rows into examples."""
         return Encoder(
-            self.template,
+            self.template_of(source),
             tokenizer,
             form=form,
             source=source,
@@ -208,27 +150,3 @@ class Data:
             max_prompt_tokens=self.max_prompt_tokens,
             long_prompts=self.long_prompts,
         )
-
-    def _parts(self, phase: Phase) -> dict[str, _Part]:
-        """The phase's rows of every source.
-
-        The split is made per source, so a source is dealt out alike in every stage whatever stands beside it; held-out
-        prompts are chosen over all sources together, so none of them is trained on by way of another source.
-        """
-        number = PHASES.index(self.phase or phase)
-        loaded = {name: source.load() for name, source in self.sources.items()}
-        keys: dict[str, np.ndarray] = {}
-        rows: dict[str, np.ndarray] = {}
-        for name, dataset in loaded.items():
-            texts = forms.keys(dataset, f"sources.{name}")
-            mine = np.ones(len(texts), dtype=bool) if self.split is None else split.assign(texts, self.split) == number
-            rows[name] = np.flatnonzero(mine)
-            keys[name] = np.array(texts, dtype=object)[rows[name]]
-        everything = [text for texts in keys.values() for text in texts]
-        rows_held = 0 if self.eval_sources else self.eval_rows
-        held = split.holdout(everything, fraction=self.eval_fraction, rows=rows_held)
-        ends = np.cumsum([len(texts) for texts in keys.values()])[:-1]
-        return {
-            name: _Part(dataset, rows[name][~mask].tolist(), rows[name][mask].tolist())
-            for (name, dataset), mask in zip(loaded.items(), np.split(held, ends), strict=True)
-        }

@@ -15,21 +15,51 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
-from rlhf.data.examples import ComparisonExample, DemonstrationExample, Example, PromptExample, TextExample
+from rlhf.data import conversations
+from rlhf.data.examples import (
+    ComparisonExample,
+    DemonstrationExample,
+    Example,
+    PromptExample,
+    TextExample,
+    UnpairedExample,
+)
 from rlhf.data.forms import Record
-from rlhf.data.templates import encode, with_bos
+from rlhf.data.templates import encode_all, with_bos
+from rlhf.errors import UserError
 from rlhf.interfaces import Template
-from rlhf.types import Form
+from rlhf.types import Conversation, Form, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LongPrompts = Literal["drop", "keep_end", "keep_start"]
-_CACHED = 4096  # the pairs of one row share their prompt and responses
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Ahead(Generic[K, V]):
+    """Texts or conversations as ids: those that were read ahead from memory, others on the spot."""
+
+    def __init__(self, encode: Callable[[Sequence[K]], list[V]]) -> None:
+        self._encode = encode
+        self._known: dict[K, V] = {}
+
+    def __call__(self, said: K) -> V:
+        if said not in self._known:
+            self._known[said] = self._encode([said])[0]
+        return self._known[said]
+
+    def read_ahead(self, many: Iterable[K]) -> None:
+        """Encodes many at once, which a tokenizer does faster, and forgets those before."""
+        distinct = list(dict.fromkeys(many))
+        self._known = dict(zip(distinct, self._encode(distinct) if distinct else (), strict=True))
 
 
 def pieces(ids: list[int], length: int) -> list[list[int]]:
@@ -65,15 +95,29 @@ class Encoder:
         self._source, self._max_tokens, self._long_prompts = source, max_tokens, long_prompts
         room = 0 if form == "prompt" else 1  # a response brings at least one token
         self._prompt_limit = min(max_prompt_tokens or max_tokens, max_tokens - room)
-        self._prompt_ids = lru_cache(_CACHED)(lambda text: template.prompt(text, tokenizer))
-        self._response_ids = lru_cache(_CACHED)(lambda text: template.response(text, tokenizer))
+        self._form = form
+        self._prompt_ids = _Ahead[str, list[int]](lambda texts: template.prompts(texts, tokenizer))
+        self._talk_turns = _Ahead[Conversation, list[Turn]](self._all_turns)
+        self._response_ids = _Ahead[str, list[int]](lambda texts: template.responses(texts, tokenizer))
+        self._text_ids = _Ahead[str, list[int]](lambda texts: encode_all(texts, tokenizer))
         make = {
             "prompt": self._prompt_example,
             "demonstration": self._demonstration,
             "comparison": self._comparison,
+            "unpaired": self._unpaired,
             "text": self._text,
         }
         self._make = make[form]
+
+    def read_ahead(self, rows: Sequence[Sequence[Record]]) -> None:
+        """Tokenises the texts of many rows at once; the examples are the same without it."""
+        records = [record for row in rows for record in row]
+        bare = [record for record in records if self._form == "text" and not record.responses]
+        prompts = [record.prompt for record in records if self._form != "text" or record.responses]
+        self._text_ids.read_ahead(conversations.text(record.prompt) for record in bare)
+        self._prompt_ids.read_ahead(prompt for prompt in prompts if isinstance(prompt, str))
+        self._talk_turns.read_ahead(prompt for prompt in prompts if not isinstance(prompt, str))
+        self._response_ids.read_ahead(text for record in records for text in record.responses)
 
     def __call__(self, row: Iterable[Record]) -> list[Example]:
         """The examples of one row of the source."""
@@ -83,9 +127,25 @@ class Encoder:
             for example in made
         ]
 
-    def _prompt(self, text: str) -> list[int] | None:
-        """Ids of a prompt within its limit, or None where the example is to be dropped."""
-        ids, limit = self._prompt_ids(text), self._prompt_limit
+    def _all_turns(self, talks: Sequence[Conversation]) -> list[list[Turn]]:
+        try:
+            return self._template.all_turns(talks, self._tokenizer)
+        except UserError as error:
+            if len(talks) > 1:  # one by one, to say which it is
+                return [self._all_turns([talk])[0] for talk in talks]
+            said = conversations.text(talks[0])[:60]
+            raise UserError(f"source {self._source}: conversation {said!r}: {error}") from error
+
+    def _turns(self, prompt: str | Conversation) -> list[Turn]:
+        return [Turn(self._prompt_ids(prompt), [])] if isinstance(prompt, str) else self._talk_turns(prompt)
+
+    def _whole(self, prompt: str | Conversation) -> list[int]:
+        """Ids of a prompt that nothing in is told apart."""
+        return [i for turn in self._turns(prompt) for i in turn.context + turn.response]
+
+    def _prompt(self, ids: list[int]) -> list[int] | None:
+        """A prompt's ids within their limit, or None where the example is to be dropped."""
+        limit = self._prompt_limit
         if not ids:
             self.drops["empty_prompt"] += 1
             return None
@@ -109,27 +169,49 @@ class Encoder:
         return ids[:room]
 
     def _prompt_example(self, record: Record) -> list[Example]:
-        ids = self._prompt(record.prompt)
+        ids = self._prompt(self._whole(record.prompt))
         if ids is None:
             return []
-        return [PromptExample(prompt_ids=ids, prompt=record.prompt, source=self._source, columns=record.columns)]
+        text = conversations.text(record.prompt)
+        return [PromptExample(prompt_ids=ids, prompt=text, source=self._source, columns=record.columns)]
 
     def _demonstration(self, record: Record) -> list[Example]:
-        ids = self._prompt(record.prompt)
+        turns = self._turns(record.prompt)
+        ids = self._prompt(turns[0].context)
         if ids is None:
             return []
+        room = self._max_tokens - len(ids)
+        if len(turns) == 1:
+            response = self._response(record.responses[0], room)
+            return [DemonstrationExample(prompt_ids=ids, response_ids=response, source=self._source)]
+        body: list[int] = []
+        targets: list[bool] = []
+        for turn, following in pairwise(turns):
+            body += turn.response + following.context
+            targets += [True] * len(turn.response) + [False] * len(following.context)
+        if len(body) < room:
+            body += self._response(record.responses[0], room - len(body))
+            targets += [True] * (len(body) - len(targets))
+        else:
+            self.notes["truncated_response"] += 1
         return [
-            DemonstrationExample(
-                prompt_ids=ids, response_ids=self._response(record.responses[0], self._max_tokens - len(ids))
-            )
+            DemonstrationExample(prompt_ids=ids, response_ids=body[:room], targets=targets[:room], source=self._source)
         ]
+
+    def _unpaired(self, record: Record) -> list[Example]:
+        ids = self._prompt(self._whole(record.prompt))
+        if ids is None:
+            return []
+        response = self._response(record.responses[0], self._max_tokens - len(ids))
+        return [UnpairedExample(prompt_ids=ids, response_ids=response, label=record.label, source=self._source)]
 
     def _comparison(self, record: Record) -> list[Example]:
         if self._response_ids(record.responses[0]) == self._response_ids(record.responses[1]):
             self.drops["identical_pair"] += 1
             return []
         whole = record.prompt == ""  # two whole texts are compared, there is nothing to answer
-        ids = self._prompt_ids("") if whole else self._prompt(record.prompt)
+        ids = self._whole(record.prompt)
+        ids = ids if whole else self._prompt(ids)
         if ids is None:
             return []
         room = self._max_tokens - len(ids)
@@ -138,14 +220,22 @@ class Encoder:
             return []
         chosen, rejected = (self._response(text, room) for text in record.responses)
         # __call__ weighs it: only there is known how many pairs of the row are left
-        return [ComparisonExample(prompt_ids=ids, chosen_ids=chosen, rejected_ids=rejected, margin=record.margin)]
+        return [
+            ComparisonExample(
+                prompt_ids=ids,
+                chosen_ids=chosen,
+                rejected_ids=rejected,
+                margin=record.margin,
+                source=self._source,
+            )
+        ]
 
     def _text(self, record: Record) -> list[Example]:
         if record.responses:
-            ids = self._prompt_ids(record.prompt) + self._response_ids(record.responses[0])
+            ids = self._whole(record.prompt) + self._response_ids(record.responses[0])
             empty = len(ids) < 2
         else:
-            body = encode(record.prompt, self._tokenizer)
+            body = self._text_ids(conversations.text(record.prompt))
             eos = cast("int | None", self._tokenizer.eos_token_id)
             ids = with_bos(body, self._tokenizer) + ([] if eos is None or body[-1:] == [eos] else [eos])
             empty = not body or len(ids) < 2
@@ -155,4 +245,4 @@ class Encoder:
         cut = pieces(ids, self._max_tokens)
         if len(cut) > 1:
             self.notes["long_text"] += 1
-        return [TextExample(ids=piece) for piece in cut]
+        return [TextExample(ids=piece, source=self._source) for piece in cut]

@@ -31,10 +31,19 @@ class PromptExample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationExample:
-    """A prompt and its response; the response ends in the end id unless it was cut."""
+    """A prompt and its response; the response ends in the end id unless it was cut.
+
+    Attributes:
+        prompt_ids: Of a conversation, all before the first assistant turn that is learned.
+        response_ids: Of a conversation, all from there on.
+        targets: Which of the response's ids the assistant says; None means all.
+        source: Name of its source.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
+    targets: list[bool] | None = None
+    source: str = ""
 
     @property
     def length(self) -> int:
@@ -52,6 +61,7 @@ class ComparisonExample:
         rejected_ids: The worse response; never equal to the better one.
         margin: By how much the better one is better; 0 where unknown.
         weight: 1 over the number of pairs made of its row: a row with K responses weighs as much as one with two.
+        source: Name of its source.
     """
 
     prompt_ids: list[int]
@@ -59,6 +69,7 @@ class ComparisonExample:
     rejected_ids: list[int]
     margin: float = 0.0
     weight: float = 1.0
+    source: str = ""
 
     @property
     def length(self) -> int:
@@ -67,10 +78,33 @@ class ComparisonExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnpairedExample:
+    """A response that was judged by itself.
+
+    Attributes:
+        prompt_ids: Ids of the prompt.
+        response_ids: Ids of the response; it ends in the end id unless it was cut.
+        label: Whether it is a good one.
+        source: Name of its source.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    label: bool
+    source: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence it makes."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TextExample:
     """A piece of running text, at least two tokens of it."""
 
     ids: list[int]
+    source: str = ""
 
     @property
     def length(self) -> int:
@@ -78,8 +112,14 @@ class TextExample:
         return len(self.ids)
 
 
-Example = PromptExample | DemonstrationExample | ComparisonExample | TextExample
+Example = PromptExample | DemonstrationExample | ComparisonExample | UnpairedExample | TextExample
 E = TypeVar("E", bound=Example)
+
+
+def _longest(rows: Sequence[Any]) -> int:
+    """Stored examples were measured once; others are measured here."""
+    known = getattr(rows, "longest", None)
+    return max((example.length for example in rows), default=0) if known is None else known
 
 
 @dataclass(frozen=True)
@@ -96,6 +136,11 @@ class Examples(Generic[E]):
     def sizes(self) -> dict[str, int]:
         """Number of examples of each source."""
         return {name: len(rows) for name, rows in self.rows.items()}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example; 0 where there is none."""
+        return max(map(_longest, self.rows.values()), default=0)
 
     def __len__(self) -> int:
         return sum(self.sizes.values())

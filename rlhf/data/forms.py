@@ -5,37 +5,62 @@ A richer row serves as a poorer one:
 ========================  ========================================================================================
 form                      made of
 ========================  ========================================================================================
-``prompt``                prompt
+``prompt``                prompt · or messages: what stands before the last assistant turn
 ``demonstration``         prompt, response · or prompt, chosen · or prompt, responses, scores: the best response
+                          · or messages: every assistant turn · where there is a label, of the rows it calls good
 ``comparison``            prompt, chosen, rejected[, margin] · or prompt, responses, scores: every pair of responses
-``text``                  text · or prompt, response
+``unpaired``              prompt, response, label · or messages, label · or prompt, chosen, rejected: one of each label
+``text``                  text · or prompt, response · or messages
 ========================  ========================================================================================
+
+A prompt is a text or a conversation (``rlhf.data.conversations``), a response a text or the assistant's message; with
+chosen, or chosen and rejected, ``messages`` is the prompt.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from rlhf.data import conversations
 from rlhf.errors import UserError
-from rlhf.types import Form
+from rlhf.types import Conversation, Form
 
 if TYPE_CHECKING:
     import datasets
 
 NEEDS: dict[Form, tuple[tuple[str, ...], ...]] = {
-    "prompt": (("prompt",),),
-    "demonstration": (("prompt", "response"), ("prompt", "chosen"), ("prompt", "responses", "scores")),
-    "comparison": (("prompt", "chosen", "rejected"), ("prompt", "responses", "scores")),
-    "text": (("text",), ("prompt", "response")),
+    "prompt": (("prompt",), ("messages",)),
+    "demonstration": (
+        ("prompt", "response"),
+        ("prompt", "chosen"),
+        ("prompt", "responses", "scores"),
+        ("messages", "chosen"),
+        ("messages",),
+    ),
+    "comparison": (
+        ("prompt", "chosen", "rejected"),
+        ("prompt", "responses", "scores"),
+        ("messages", "chosen", "rejected"),
+    ),
+    "unpaired": (
+        ("prompt", "response", "label"),
+        ("messages", "label"),
+        ("prompt", "chosen", "rejected"),
+        ("messages", "chosen", "rejected"),
+    ),
+    "text": (("text",), ("prompt", "response"), ("messages",)),
 }
 RESPONSES = ("response", "chosen", "rejected", "responses")
 """Columns that hold responses."""
-TEXTS = ("prompt", *RESPONSES, "text")
+TEXTS = ("prompt", "messages", *RESPONSES, "text")
 """Columns that hold text."""
+GOOD, BAD = (True, 1, "true"), (False, 0, "false")
+"""What a label may be: a CSV has text only."""
 
 
 class Record(NamedTuple):
@@ -46,12 +71,14 @@ class Record(NamedTuple):
         responses: None, one (a demonstration) or two (chosen, rejected).
         margin: By how much chosen is better than rejected; 0 where unknown.
         columns: Further columns of the row, for the form ``prompt``.
+        label: Whether the response is a good one, for the form ``unpaired``.
     """
 
-    prompt: str
+    prompt: str | Conversation
     responses: tuple[str, ...] = ()
     margin: float = 0.0
     columns: Mapping[str, Any] = {}
+    label: bool = True
 
 
 def made_of(columns: Sequence[str], form: Form, where: str) -> tuple[str, ...]:
@@ -71,20 +98,68 @@ def made_of(columns: Sequence[str], form: Form, where: str) -> tuple[str, ...]:
     )
 
 
-def keys(dataset: datasets.Dataset, where: str) -> list[str]:
-    """What a row is split and held out by: its prompt, or its text where there are no prompts."""
-    for name in ("prompt", "text"):
+def keys(dataset: datasets.Dataset, where: str, first: int = 0) -> list[str]:
+    """What a row is split and held out by: its prompt, or its text where there are no prompts.
+
+    Of a conversation that is what stands before the first answer, see :func:`rlhf.data.conversations.opening`.
+
+    Args:
+        dataset: Rows of a source.
+        where: The source, for errors.
+        first: Number of the first row in the source, for errors.
+    """
+    for name in ("prompt", "messages", "text"):
         if name in dataset.column_names:
-            return ["" if value is None else str(value) for value in dataset[name][:]]
-    raise UserError(f"{where}: no column prompt or text among {', '.join(dataset.column_names)}; rename with columns")
+            values = dataset[name][:]
+            return [
+                conversations.opening(value, f"{where}, row {row}: {name}") for row, value in enumerate(values, first)
+            ]
+    names = ", ".join(dataset.column_names)
+    raise UserError(f"{where}: no column prompt, messages or text among {names}; rename with columns")
+
+
+def said(value: Any, name: str, where: str) -> str:
+    """What a value of a column says as one text, the same for a text and for messages that say no more than it.
+
+    Raises:
+        UserError: a message has no role or text, or a role that nobody knows.
+    """
+    if isinstance(value, str):
+        return value
+    if name == "responses" and isinstance(value, list):
+        return "\x1e".join(said(response, "response", where) for response in value)
+    if name not in TEXTS or not isinstance(value, list | Mapping):
+        return json.dumps(value, default=str)
+    messages = tuple(conversations.contents(value, where))
+    if name in RESPONSES:  # the messages before it are the prompt's
+        return messages[-1].content if messages else ""
+    return conversations.text(conversations.plain(messages))
+
+
+def _prompt(value: Any, name: str, where: str) -> str | Conversation:
+    """A prompt, or a conversation that is one."""
+    if not isinstance(value, list):
+        return _text(value, name, where)
+    conversation = conversations.read(value, f"{where}: {name}")
+    if conversation[-1].role == "assistant":
+        raise UserError(f"{where}: {name} ends with what the assistant says; map whole conversations to messages")
+    return conversations.plain(conversation)
+
+
+def _response(value: Any, name: str, prompt: str | Conversation, where: str) -> str:
+    """What the assistant says to the prompt: a text, its message, or the prompt's messages and then its own."""
+    if not isinstance(value, list | Mapping):
+        return _text(value, name, where)
+    *before, last = conversations.read(value, f"{where}: {name}")
+    if last.role != "assistant" or (before and conversations.plain(tuple(before)) != prompt):
+        raise UserError(f"{where}: {name} is not the prompt and one assistant message; map that ({name}: theirs.-1)")
+    return last.content
 
 
 def _text(value: Any, name: str, where: str) -> str:
     if isinstance(value, str):
         return value
-    remedy = (
-        "map a field inside it (columns: {ours: theirs.0.content})" if isinstance(value, list | dict) else "quote it"
-    )
+    remedy = "map a field inside it (columns: {ours: theirs.content})" if isinstance(value, list | dict) else "quote it"
     raise UserError(f"{where}: {name} is a {type(value).__name__}, not text; {remedy}")
 
 
@@ -98,20 +173,28 @@ def _number(value: Any, name: str, where: str) -> float:
 def _incomplete(value: Any) -> bool:
     if isinstance(value, list):
         return any(_incomplete(item) for item in value)
+    if isinstance(value, Mapping):
+        return conversations.is_empty(value)
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _scored(row: Mapping[str, Any], where: str) -> tuple[list[str], list[float]]:
+def _label(value: Any) -> bool | None:
+    """Whether a label says good or bad; None where it says something else."""
+    value = value.lower() if isinstance(value, str) else value
+    return True if value in GOOD else False if value in BAD else None
+
+
+def _scored(row: Mapping[str, Any], prompt: str | Conversation, where: str) -> tuple[list[str], list[float]]:
     responses, scores = row["responses"], row["scores"]
     if not isinstance(responses, list) or not isinstance(scores, list) or len(responses) != len(scores):
         raise UserError(f"{where}: responses and scores must be two lists of one length; got {responses!r}, {scores!r}")
-    texts = [_text(response, "responses", where) for response in responses]
+    texts = [_response(response, "responses", prompt, where) for response in responses]
     return texts, [_number(score, "scores", where) for score in scores]
 
 
-def _pairs(row: Mapping[str, Any], prompt: str, drops: Counter[str], where: str) -> list[Record]:
+def _pairs(row: Mapping[str, Any], prompt: str | Conversation, drops: Counter[str], where: str) -> list[Record]:
     """All pairs of scored responses, the better one first; equal scores say nothing and are dropped."""
-    responses, scores = _scored(row, where)
+    responses, scores = _scored(row, prompt, where)
     pairs = []
     for (a, score_a), (b, score_b) in combinations(zip(responses, scores, strict=True), 2):
         if score_a == score_b:
@@ -126,25 +209,65 @@ def _pairs(row: Mapping[str, Any], prompt: str, drops: Counter[str], where: str)
 def _row_records(
     row: Mapping[str, Any], form: Form, needed: tuple[str, ...], drops: Counter[str], where: str
 ) -> list[Record]:
-    if any(_incomplete(row[name]) for name in needed):
+    if any(_incomplete(row[name]) for name in needed) or row[needed[0]] == []:
         drops["missing_value"] += 1
         return []
     if needed == ("text",):
         return [Record(_text(row["text"], "text", where))]
-    prompt = _text(row["prompt"], "prompt", where)
+    if set(needed) <= {"messages", "label"}:
+        return _conversation(row, form, drops, where)
+    prompt = _prompt(row[needed[0]], needed[0], where)
     if form == "prompt":
-        return [Record(prompt, columns={name: value for name, value in row.items() if name != "prompt"})]
-    if "scores" not in needed:
-        margin = row.get("margin") if form == "comparison" else None
-        responses = tuple(_text(row[name], name, where) for name in needed[1:])
-        return [Record(prompt, responses, 0.0 if _incomplete(margin) else _number(margin, "margin", where))]
-    if form == "comparison":
+        return [Record(prompt, columns=_columns(row, "prompt", prompt))]
+    if "scores" in needed and form == "comparison":
         return _pairs(row, prompt, drops, where)
-    responses, scores = _scored(row, where)
-    if not responses:
-        drops["missing_value"] += 1
+    if "scores" in needed:
+        responses, scores = _scored(row, prompt, where)
+        if not responses:
+            drops["missing_value"] += 1
+            return []
+        return [Record(prompt, (responses[max(range(len(scores)), key=scores.__getitem__)],))]
+    responses = [_response(row[name], name, prompt, where) for name in needed[1:] if name != "label"]
+    if form == "comparison":
+        margin = row.get("margin")
+        return [Record(prompt, tuple(responses), 0.0 if _incomplete(margin) else _number(margin, "margin", where))]
+    if "rejected" in needed:
+        return [Record(prompt, (text,), label=label) for text, label in zip(responses, (True, False), strict=True)]
+    record = Record(prompt, (responses[0],))
+    return [record] if "chosen" in needed else _judged(record, row, form, drops, where)
+
+
+def _conversation(row: Mapping[str, Any], form: Form, drops: Counter[str], where: str) -> list[Record]:
+    """The record of a whole conversation."""
+    before, answer = conversations.part(conversations.read(row["messages"], f"{where}: messages"))
+    prompt = conversations.plain(before)
+    if form == "prompt":
+        return [Record(prompt, columns=_columns(row, "messages", prompt))]
+    if answer is None:
+        drops["no_response"] += 1
         return []
-    return [Record(prompt, (responses[max(range(len(scores)), key=scores.__getitem__)],))]
+    return _judged(Record(prompt, (answer,)), row, form, drops, where)
+
+
+def _judged(record: Record, row: Mapping[str, Any], form: Form, drops: Counter[str], where: str) -> list[Record]:
+    """The record with its row's label: a bad response is nothing to imitate."""
+    label = _label(row.get("label"))
+    if form == "unpaired":
+        if label is None:
+            raise UserError(f"{where}: label is {row['label']!r}; give true (a good response) or false")
+        return [record._replace(label=label)]
+    if form == "demonstration" and label is False:
+        drops["bad_label"] += 1
+        return []
+    return [record]
+
+
+def _columns(row: Mapping[str, Any], of: str, prompt: str | Conversation) -> dict[str, Any]:
+    """What travels along with a prompt: the other columns, and of a conversation its messages."""
+    others = {name: value for name, value in row.items() if name != of}
+    if of == "prompt" and isinstance(prompt, str):
+        return others
+    return {**others, "messages": [m._asdict() for m in conversations.messages(prompt)]}
 
 
 def records(
@@ -156,7 +279,8 @@ def records(
         dataset: A source under our names.
         rows: Which of its rows.
         form: What to make of them.
-        drops: Takes the counts: ``missing_value`` per row, ``tie`` per pair, ``single_response`` per row.
+        drops: Takes the counts: ``tie`` per pair; per row ``missing_value``, ``single_response``, ``no_response`` (a
+            conversation in which the assistant says nothing) and ``bad_label`` (a demonstration that is called bad).
         where: The source, for errors.
 
     Raises:

@@ -1,21 +1,25 @@
 """Where rows come from: files, the Hugging Face hub, a function of one's own, the built-in world.
 
-Nothing read from a file is cached between runs: an edited file is an edited data set.
+What is read lies in Arrow files that are mapped into memory, so rows may be more than fit into it. Nothing read from a
+file is served again by name or date: what decides is its content (``fingerprint``).
 """
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import inspect
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from rlhf.data import world
-from rlhf.data.columns import map_columns
+from rlhf.data import fingerprint, world
+from rlhf.data.cache import scratch_folder
+from rlhf.data.columns import check_columns, map_columns
+from rlhf.data.json_lines import read_json
+from rlhf.data.spool import spooled
 from rlhf.errors import UserError
 from rlhf.interfaces import Source
 from rlhf.models.hub import hub_or_cache
@@ -34,7 +38,8 @@ SUFFIXES: dict[str, Format] = {
 }
 
 
-def _check_rows(rows: int | None) -> None:
+def _check(columns: str | dict[str, Any], rows: int | None = None) -> None:
+    check_columns(columns)
     if rows is not None and rows < 1:
         raise UserError(f"rows: {rows}; must be at least 1")
 
@@ -53,24 +58,12 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _finish(dataset: datasets.Dataset, columns: dict[str, str], rows: int | None, where: str) -> datasets.Dataset:
+def _finish(dataset: datasets.Dataset, columns: str | dict[str, Any], rows: int | None, where: str) -> datasets.Dataset:
     if len(dataset) == 0:
         raise UserError(f"{where}: no rows; give a source that is not empty")
     if rows is not None:
         dataset = dataset.select(range(min(rows, len(dataset))))
     return map_columns(dataset, columns, where)
-
-
-def _from_rows(rows: Iterable[Any], where: str) -> datasets.Dataset:
-    """A data set of dicts; a key that some rows lack is None there."""
-    import datasets
-
-    listed = list(rows)
-    for number, row in enumerate(listed):
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: row {number} is a {type(row).__name__}; yield one dict per row")
-    names = dict.fromkeys(name for row in listed for name in row)  # Dataset.from_list reads the first row's keys only
-    return datasets.Dataset.from_dict({name: [row.get(name) for row in listed] for name in names})
 
 
 # ------------------------------------------------------------------------------------------------------------ files
@@ -105,12 +98,19 @@ def _of_file(path: Path, wanted: Format | None) -> Format:
 
 def _check_utf8(path: Path) -> None:
     """The readers let other encodings through, and fail when a value is used."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line = 1
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        while True:
+            block = file.read(1 << 20)
             try:
-                line.decode("utf-8")
+                decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                raise UserError(f"line {number} is not UTF-8: {error.reason} at byte {error.start}") from None
+                line += error.object[: error.start].count(b"\n")
+                raise UserError(f"line {line} is not UTF-8: {error.reason}; save the file as UTF-8") from None
+            if not block:
+                return
+            line += block.count(b"\n")
 
 
 def _read(path: Path, form: Format) -> datasets.Dataset:
@@ -118,8 +118,10 @@ def _read(path: Path, form: Format) -> datasets.Dataset:
 
     if form != "parquet":
         _check_utf8(path)
-    with tempfile.TemporaryDirectory() as cache, _quiet():
-        options: dict[str, Any] = {"cache_dir": cache, "keep_in_memory": True}
+    if form in ("json", "jsonl"):
+        return read_json(path)
+    with scratch_folder() as folder, _quiet():
+        options: dict[str, Any] = {"cache_dir": str(folder)}
         if form == "csv":  # as text: "NA" stays "NA" and "007" stays "007"
             import csv
 
@@ -128,8 +130,6 @@ def _read(path: Path, form: Format) -> datasets.Dataset:
             features = datasets.Features({name: datasets.Value("string") for name in header})
             return datasets.Dataset.from_csv(str(path), features=features, keep_default_na=False, **options)  # pyright: ignore
         reader = {
-            "json": datasets.Dataset.from_json,
-            "jsonl": datasets.Dataset.from_json,
             "parquet": datasets.Dataset.from_parquet,
             "text": datasets.Dataset.from_text,
         }[form]
@@ -145,19 +145,21 @@ class Files(Source):
         format: How to read them; None goes by suffix (.json a list or one object per line, .jsonl, .csv, .parquet,
             .txt one row per line in the column ``text``). Values of a CSV are text exactly as written.
         columns: Our column name -> theirs. A dot reads nested fields (``answer.text``, ``messages.-1.content``); braces
-            join columns (``"{instruction}\n{input}"``). Columns not named here travel along unchanged.
+            join columns (``"{instruction}\n{input}"``); a list gathers several (``[answer_0, answer_1]``); and
+            ``{label: {1: answer_0, 0: answer_1}}`` chooses by the value of a column. Or the name of a map that is
+            known, such as ``rm_static`` (``rlhf.data.column_maps``). Columns not named here travel along unchanged.
         rows: Use the first so many rows only.
     """
 
     path: str | list[str]
     format: Format | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: str | dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise UserError(f"path: {self.path!r}; give a file or a folder")
-        _check_rows(self.rows)
+        _check(self.columns, self.rows)
 
     def check_inputs(self) -> None:
         for path in self._paths():
@@ -171,6 +173,8 @@ class Files(Source):
             form = _of_file(path, self.format)
             try:
                 tables.append(_read(path, form))
+            except UserError as error:
+                raise UserError(f"{path}: cannot be read as {form}: {error}") from error
             except Exception as error:  # readers raise whatever their parsers do; the file's name is what helps
                 cause = error.__cause__ or error
                 raise UserError(f"{path}: cannot be read as {form} ({cause}); repair it or set format") from error
@@ -181,6 +185,11 @@ class Files(Source):
             names = [table.column_names for table in tables]
             raise UserError(f"{where}: files with different columns ({names}); read them as several sources") from error
         return _finish(table, self.columns, self.rows, where)
+
+    def fingerprint(self) -> str:
+        paths = self._paths()
+        forms = [_of_file(path, self.format) for path in paths]
+        return fingerprint.of(repr((forms, self.columns, self.rows)), fingerprint.of_files(paths))
 
     def _paths(self) -> list[Path]:
         paths: list[Path] = []
@@ -210,11 +219,11 @@ class Hub(Source):
     name: str
     config: str | None = None
     split: str = "train"
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: str | dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        _check_rows(self.rows)
+        _check(self.columns, self.rows)
 
     def load(self) -> datasets.Dataset:
         import datasets
@@ -233,7 +242,9 @@ class Hub(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Generator(Source):
-    """Rows that a function of your own yields as dicts.
+    """Rows that a function of your own yields as dicts, read once and kept on disk where they are many.
+
+    The function runs every time, as only its rows tell whether they have been prepared before.
 
     Args:
         function: Dotted path of the function, such as ``my_data.questions``; importable from where the run starts.
@@ -243,13 +254,16 @@ class Generator(Source):
 
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: str | dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.columns)
 
     def check_inputs(self) -> None:
         self._resolve()
 
     def load(self) -> datasets.Dataset:
-        return _finish(_from_rows(self._resolve()(**self.arguments), self.function), self.columns, None, self.function)
+        return _finish(spooled(self._resolve()(**self.arguments), self.function), self.columns, None, self.function)
 
     def _resolve(self) -> Callable[..., Iterable[Any]]:
         module, _, name = self.function.rpartition(".")
@@ -283,11 +297,14 @@ class World(Source):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_rows(self.rows)
+        _check({}, self.rows)
         known = sorted(set(inspect.signature(getattr(world, self.form)).parameters) - {"n", "seed"})
         for name in self.options:
             if name not in known:
                 raise UserError(f"options.{name}: unknown for {self.form}; known: {', '.join(known)}")
+
+    def fingerprint(self) -> str:
+        return repr(self)
 
     def remark(self) -> str:
         if self.form != "comparisons":
@@ -297,4 +314,4 @@ class World(Source):
 
     def load(self) -> datasets.Dataset:
         rows = getattr(world, self.form)(self.rows, seed=self.seed, **self.options)
-        return _from_rows(rows, f"World({self.form})")
+        return spooled(rows, f"World({self.form})")

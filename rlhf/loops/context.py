@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rlhf.data.cache import AUTO
 from rlhf.interfaces import MetricSink
 from rlhf.interruption import StopRequest
 
@@ -24,6 +25,7 @@ class StageContext:
         sinks: Further metric sinks.
         console: Where to print; None for the terminal.
         stop: Whether somebody has asked the run to stop; a loop looks at it where it can save a checkpoint.
+        cache_dir: Where prepared data are kept, see :class:`rlhf.Experiment`.
     """
 
     directory: Path
@@ -32,6 +34,7 @@ class StageContext:
     sinks: Sequence[MetricSink] = ()
     console: Console | None = None
     stop: StopRequest = field(default_factory=StopRequest)
+    cache_dir: str | None = AUTO
 
     def seed_for(self, purpose: str) -> int:
         """A seed of its own for each purpose, the same in every process: no two streams are correlated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlhf.data.dataset import Prepared
+from rlhf.data.preparation import Prepared
 from rlhf.files import atomic_text
 
 DATA = "data.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from rlhf.algorithms.functional.rewards import per_response
 from rlhf.data.collate import collate_prompts
 from rlhf.errors import UserError
 from rlhf.loops.rollout_files import rollout_rows, write_rows
+from rlhf.loops.sources import mean_by_source
 from rlhf.types import Rollout, Tally
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Evaluator:
                 "evaluation.every to 0"
             )
         count = min(settings.prompts, len(examples)) if settings.every else 0
-        rows = list(examples)[:count]
+        rows = list(itertools.islice(examples, count))
         self.prompts = collate_prompts(rows) if rows else None
         engine, tokenizer = trainer.algorithm.engine, trainer.tokenizer
         self.judges = {name: judge.build(engine, tokenizer) for name, judge in settings.rewards.items()}
@@ -82,6 +84,8 @@ class Evaluator:
         figures = {}
         for name, found in scores.items():
             total = per_response(found.total, rollout.mask)
+            if len(trainer.data.heldout.sizes) > 1:
+                mean_by_source(tally, name, total, rollout.prompts.source)
             figures[f"{name}_std"] = float(total.double().std()) if len(total) > 1 else 0.0
             for key, values in {name: total, **{f"{name}/{part}": v for part, v in found.parts.items()}}.items():
                 tally.mean(key, values)

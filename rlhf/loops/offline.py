@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from contextlib import closing
@@ -10,12 +11,15 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlhf.algorithms.base import Offline
-from rlhf.data.stream import Stream
+from rlhf.data.examples import Examples
+from rlhf.data.stream import Batches, Stream
 from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
 from rlhf.errors import UserError
+from rlhf.interfaces import LossFn
 from rlhf.loops.context import StageContext
 from rlhf.loops.data_file import write_summary
 from rlhf.loops.nan_dump import nan_dumped
+from rlhf.loops.sources import by_source
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.storage import save_usage
 from rlhf.models.tokenizer import pad_id
@@ -40,11 +44,15 @@ class OfflineTrainer(Generic[M]):
         built = algorithm.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights"))
         self.model, self.tokenizer = built
         self.pad_id = pad_id(self.tokenizer)
-        self.data = algorithm.data.prepare(self.tokenizer, form=algorithm.form, phase=phase)
+        self.data = algorithm.data.prepare(
+            self.tokenizer, form=algorithm.form, phase=phase, cache_dir=context.cache_dir
+        )
         self._check_positions()
         self.stream = Stream(self.data.train, algorithm.data.blender, seed=context.seed_for("order"))
         self.total_steps = algorithm.steps or self.stream.total_steps(algorithm.epochs, algorithm.batch_size)
         self.draws_left = None if algorithm.steps else self.stream.total_steps(algorithm.epochs, 1)
+        draws = self.draws_left or self.total_steps * algorithm.batch_size
+        self.stream.plan(draws=draws, batch_size=algorithm.batch_size)
         self.engine = algorithm.engine.build(
             self.model,
             optimizer=algorithm.optimizer,
@@ -59,18 +67,16 @@ class OfflineTrainer(Generic[M]):
         """Refuses rows that the model has no positions for, before a step is made."""
         trunk = getattr(self.model, "lm", None) or getattr(self.model, "trunk", None)
         limit = getattr(getattr(trunk, "config", None), "max_position_embeddings", None)
-        longest = max(example.length for part in (self.data.train, self.data.heldout) for example in part)
+        longest = max(self.data.train.longest, self.data.heldout.longest)
         if limit is not None and longest > limit:
             raise UserError(
                 f"data.max_tokens: is {self.algorithm.data.max_tokens}, and a row has {longest} tokens, but the model "
                 f"has {limit} positions (max_position_embeddings); set max_tokens to at most {limit}"
             )
 
-    def _heldout_batches(self) -> list[M]:
-        rows = list(self.data.heldout)
-        size = self.algorithm.engine.rows_at_once
-        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return [self.algorithm.collate(batch, pad_id=self.pad_id) for batch in batches]
+    def _heldout_batches(self) -> Batches[M]:
+        collate = functools.partial(self.algorithm.collate, pad_id=self.pad_id)
+        return Batches(self.data.heldout, self.algorithm.engine.rows_at_once, collate)
 
     def next_batch(self) -> M:
         """The next optimiser step's rows; the last step of the last epoch may be short."""
@@ -80,13 +86,21 @@ class OfflineTrainer(Generic[M]):
             self.draws_left -= size
         return self.algorithm.collate(self.stream.next(size), pad_id=self.pad_id)
 
+    def _loss(self, examples: Examples[Any]) -> LossFn[M]:
+        """The algorithm's loss on these examples, with figures by source where they have several."""
+        return by_source(self.algorithm.loss) if len(examples.sizes) > 1 else self.algorithm.loss
+
     def train_step(self, batch: M) -> dict[str, float]:
         """One optimiser step on a batch of any size; its figures."""
         start = time.perf_counter()
         engine, settings = self.algorithm.engine, self.algorithm
         denominators = {name: engine.total(count) for name, count in settings.denominators(batch).items()}
         tally = self.engine.accumulate(
-            batch.split(engine.rows_at_once), settings.loss, denominators, want=settings.want, dropout=True
+            batch.split(engine.rows_at_once),
+            self._loss(self.data.train),
+            denominators,
+            want=settings.want,
+            dropout=True,
         )
         step = self.engine.step()
         seconds = time.perf_counter() - start
@@ -106,7 +120,7 @@ class OfflineTrainer(Generic[M]):
         tally = Tally()
         outputs = self.engine.evaluate(self.heldout, want=self.algorithm.want)
         for batch, output in zip(self.heldout, outputs, strict=True):
-            tally.merge(self.algorithm.loss(output, batch)[1])
+            tally.merge(self._loss(self.data.heldout)(output, batch)[1])
         figures = {f"eval/{name}": value for name, value in self.algorithm.engine.reduce(tally).compute().items()}
         if self.algorithm.form == "demonstration" and "eval/loss" in figures:
             loss = figures["eval/loss"]
@@ -148,7 +162,7 @@ class OfflineTrainer(Generic[M]):
         ):
             metrics.rewind(0 if state is None else state["metrics"])
             write_summary(self.context.directory, self.data)
-            for line in self.data.describe():
+            for line in [*self.data.describe(), self.data.origin]:
                 progress.say(f"{self.context.name}: {line}")
             if state is not None:
                 progress.say(f"{self.context.name}: continues from step {self.engine.steps}")

@@ -16,7 +16,7 @@ from rlhf.algorithms.functional.rewards import add_at_end, per_response
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.collate import collate_labelled, collate_prompts
-from rlhf.data.dataset import Prepared
+from rlhf.data.preparation import Prepared
 from rlhf.data.stream import Stream
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
@@ -24,6 +24,7 @@ from rlhf.loops.actors import build_learners, build_reference
 from rlhf.loops.context import StageContext
 from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
 from rlhf.loops.replay import open_replay
+from rlhf.loops.sources import mean_by_source
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import (
@@ -41,6 +42,18 @@ from rlhf.types import (
 )
 
 STATEFUL = ("policy", "critic", "reference", "stream", "mixture", "controller", "average", "normalization")
+
+
+def prompt_stream(settings: PPO, data: Prepared, *, seed: int) -> Stream[Any]:
+    """The prompts of a stage in the order in which they are answered."""
+    stream: Stream[Any] = Stream(data.train, settings.data.blender, seed=seed)
+    stream.plan(draws=settings.iterations * settings.prompts, batch_size=settings.prompts)
+    return stream
+
+
+def next_prompts(settings: PPO, stream: Stream[Any]) -> Prompts:
+    """An iteration's prompts, one per group."""
+    return collate_prompts(stream.next(settings.prompts))
 
 
 class OnlineTrainer:
@@ -73,7 +86,7 @@ class OnlineTrainer:
         self.normalization = None if normalization is None else normalization.build(algorithm.engine.total)
         self.controller = None if algorithm.kl is None else algorithm.kl.controller.build()
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
-        self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase)
+        self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
         self.stream = self._stream("order")
         self.mixture_data = self._prepare_mixture()
         self.mixture = self._build_mixture()
@@ -82,39 +95,42 @@ class OnlineTrainer:
         """The rollouts that the normalisation of scores was measured on, once they are."""
 
     def _stream(self, purpose: str) -> Stream[Any]:
-        return Stream(self.data.train, self.algorithm.data.blender, seed=self.context.seed_for(purpose))
+        return prompt_stream(self.algorithm, self.data, seed=self.context.seed_for(purpose))
 
     def _prepare_mixture(self) -> Prepared | None:
         mixture = self.algorithm.mixture
         if mixture is None:
             return None
-        return mixture.data.prepare(self.tokenizer, form="text", phase=mixture.data.phase or self.algorithm.phase)
+        phase = mixture.data.phase or self.algorithm.phase
+        return mixture.data.prepare(self.tokenizer, form="text", phase=phase, cache_dir=self.context.cache_dir)
 
     def _build_mixture(self) -> Stream[Any] | None:
         mixture, texts = self.algorithm.mixture, self.mixture_data
         if mixture is None or texts is None:
             return None
-        return Stream(texts.train, mixture.data.blender, seed=self.context.seed_for("mixture"))
+        stream: Stream[Any] = Stream(texts.train, mixture.data.blender, seed=self.context.seed_for("mixture"))
+        rows = mixture.batch_size or self.algorithm.mini_batch_size
+        stream.plan(draws=self.algorithm.policy_steps * rows, batch_size=rows)
+        return stream
 
     # --------------------------------------------------------------------------------------------------- experience
 
     def next_prompts(self) -> Prompts:
         """The next iteration's prompts, one per group."""
-        return collate_prompts(self.stream.next(self.algorithm.batch_size // self.algorithm.samples_per_prompt))
+        return next_prompts(self.algorithm, self.stream)
 
     def sample(
         self, prompts: Prompts, *, seed: int, first_counter: int = 0, sampling: Sampling | None = None
     ) -> Rollout:
         """One response to each prompt, keyed by ``seed`` and consecutive counters; drawn as in training by default."""
         sampling = sampling or self.algorithm.sampling
-        end = self.algorithm.data.template.end_id(self.tokenizer)
         return self.policy.generate(
             prompts,
             sampling,
             self.tokenizer,
             seed=seed,
             counters=range(first_counter, first_counter + len(prompts)),
-            stop_ids=sampling.stop_ids(self.tokenizer, end),
+            stop_ids=sampling.stop_ids(self.tokenizer, *self.algorithm.data.end_ids(self.tokenizer)),
         )
 
     def score(self, rollout: Rollout) -> tuple[Tensor, Scores, Tally]:
@@ -122,7 +138,10 @@ class OnlineTrainer:
         raw, mask = self.scorer(rollout), rollout.mask
         check_scores(rollout, raw)
         tally = Tally()
-        tally.mean("reward/score", per_response(raw.total, mask))
+        found = per_response(raw.total, mask)
+        tally.mean("reward/score", found)
+        if len(self.data.train.sizes) > 1:
+            mean_by_source(tally, "reward/score", found, rollout.prompts.source)
         for name, values in raw.parts.items():
             tally.mean(f"reward/{name}", values)
         scores = raw.total if self.normalization is None else self.normalization(raw.total, mask)

@@ -68,7 +68,7 @@ class OnlineStage:
 
     def _announce(self, progress: StageProgress) -> None:
         name, settings = self.context.name, self.algorithm
-        for line in self.trainer.data.describe():
+        for line in [*self.trainer.data.describe(), self.trainer.data.origin]:
             progress.say(f"{name}: {line}")
         if settings.critic is not None and settings.used_critic is None:
             progress.say(f"{name}: {type(settings.advantage).__name__} reads no values, so the critic is not built")

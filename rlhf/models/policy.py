@@ -25,7 +25,7 @@ from rlhf.models.gguf import (
 from rlhf.models.hub import WHOLE_MODEL, reading
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
-from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, train_bpe
+from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, find_chat_template, train_bpe
 from rlhf.models.vocabulary import extend_vocabulary
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Pretrained(Policy):
         eos_token: Token that ends a response, added if the tokenizer does not have it; null keeps the tokenizer's.
         add_tokens: Further tokens that are to be one id each. A token without a row in the embedding gets one, which
             starts as the mean of the others.
+        chat_template: Jinja template, or ``turns`` for a plain one, that the tokenizer gets and is saved with; null
+            keeps the tokenizer's own.
     """
 
     path: ModelPath
@@ -61,6 +63,7 @@ class Pretrained(Policy):
     pad_token: str | None = None
     eos_token: str | None = None
     add_tokens: list[str] = field(default_factory=list)
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -73,6 +76,8 @@ class Pretrained(Policy):
                 raise UserError(f"{name}: ''; give a token, or null for the tokenizer's own")
         if "" in self.add_tokens:
             raise UserError("add_tokens: one of them is empty; leave it out")
+        if self.chat_template is not None:
+            find_chat_template(self.chat_template)
 
     def check_inputs(self) -> None:
         path = os.path.expanduser(self.path)
@@ -139,6 +144,8 @@ class Pretrained(Policy):
             forget_quantisation(module)
             tokenizer = without_invented_tokens(tokenizer, module.get_input_embeddings().weight.shape[0])
         check_loaded(path, info)
+        if self.chat_template is not None:
+            tokenizer.chat_template = find_chat_template(self.chat_template)
         return LanguageModel(module, tokenizer)
 
 
@@ -150,10 +157,12 @@ class FromScratch(Policy):
         config: Settings of the architecture as Hugging Face names them, ``model_type`` among them, for example
             ``{model_type: gpt2, n_layer: 2, n_embd: 96, n_head: 4}``. Vocabulary and special ids are the tokenizer's.
         vocab_size: Largest vocabulary of the tokenizer, all bytes and two special tokens included.
+        chat_template: Jinja template, or ``turns`` for a plain one, that the tokenizer gets; null for none.
     """
 
     config: dict[str, Any]
     vocab_size: int = 1024
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.config.get("model_type"), str):
@@ -162,6 +171,8 @@ class FromScratch(Policy):
             raise UserError(f"config.{owned[0]}: {self.config[owned[0]]} is the tokenizer's to say; leave it out")
         if self.vocab_size < SMALLEST_VOCABULARY:
             raise UserError(f"vocab_size: {self.vocab_size}; give {SMALLEST_VOCABULARY} (all bytes) or more")
+        if self.chat_template is not None:
+            find_chat_template(self.chat_template)
 
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
         """Trains the tokenizer and draws the weights.
@@ -174,6 +185,8 @@ class FromScratch(Policy):
         settings = {key: value for key, value in self.config.items() if key != "model_type"}
         _check_settings(self.config["model_type"], settings)
         tokenizer = train_bpe(corpus(), self.vocab_size)
+        if self.chat_template is not None:
+            tokenizer.chat_template = find_chat_template(self.chat_template)
         ids = {
             "vocab_size": len(tokenizer),
             "bos_token_id": None,

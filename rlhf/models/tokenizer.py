@@ -16,6 +16,14 @@ PAD = "<|pad|>"
 END = "<|end|>"
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no character, or not yet a whole one."""
+CHAT_TEMPLATES = {
+    "turns": (
+        "{% for message in messages %}{{ message.role | capitalize }}:\n{{ message.content }}"
+        "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
+    )
+}
+"""Chat templates that need no special tokens, by name."""
 SMALLEST_VOCABULARY = 256 + 2
 """All bytes, the pad and the end token: with fewer, some text could not be written."""
 
@@ -91,6 +99,17 @@ class TextStream:
 
     def _decode(self, ids: list[int]) -> str:
         return cast(str, self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def find_chat_template(template: str) -> str:
+    """A chat template, by a name of ``CHAT_TEMPLATES`` or as Jinja text.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if "{" not in template and template not in CHAT_TEMPLATES:
+        raise UserError(f"chat_template: {template!r}; give a Jinja template, or one of {', '.join(CHAT_TEMPLATES)}")
+    return CHAT_TEMPLATES.get(template, template)
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -1,8 +1,15 @@
 import pytest
 import torch
 
-from rlhf.data.collate import collate_comparisons, collate_labelled, collate_packed, collate_prompts, pack
-from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample
+from rlhf.data.collate import (
+    collate_comparisons,
+    collate_labelled,
+    collate_packed,
+    collate_prompts,
+    collate_unpaired,
+    pack,
+)
+from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample, UnpairedExample
 
 
 def demo(prompt: list[int], response: list[int]) -> DemonstrationExample:
@@ -106,3 +113,47 @@ def test_prompts_with_columns_of_some_sources_only() -> None:
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="no examples"):
         collate_labelled([], pad_id=0)
+
+
+TALK = DemonstrationExample(
+    prompt_ids=[7, 8], response_ids=[5, 0, 9, 6, 0], targets=[True, True, False, True, True], source="talks"
+)
+
+
+def test_of_a_conversation_only_what_the_assistant_says_is_learned() -> None:
+    batch = collate_labelled([TALK, A], pad_id=0)
+    assert batch.mask.int().tolist() == [[0, 1, 1, 0, 1, 1], [0, 0, 1, 1, 1, 0]]
+    assert collate_labelled([TALK], pad_id=0, train_on_prompt=True).mask.tolist() == [[True] * 6]
+    beginning = DemonstrationExample(prompt_ids=[], response_ids=[5, 0, 9], targets=[True, True, False])
+    assert collate_labelled([beginning], pad_id=0).mask.int().tolist() == [[1, 0]]  # nothing stands before the first
+
+
+def test_sources_of_rows_and_of_packed_tokens() -> None:
+    text = TextExample(ids=[1, 2], source="texts")
+    batch = collate_labelled([text, TALK, text], pad_id=0)
+    assert batch.source_names == ("texts", "talks") and batch.sources is not None
+    assert batch.sources[batch.mask].tolist() == [0] + [1] * 4 + [0]
+    packed = collate_packed([[TALK, text]], pad_id=0)
+    assert packed.source_names == ("talks", "texts") and packed.sources is not None
+    assert packed.sources[packed.mask].tolist() == [0] * 4 + [1]
+    pairs = [
+        ComparisonExample(prompt_ids=[1], chosen_ids=[2], rejected_ids=[3], source=name) for name in ("a", "b", "a")
+    ]
+    comparisons = collate_comparisons(pairs, pad_id=0)
+    assert comparisons.source_names == ("a", "b") and comparisons.sources is not None
+    assert comparisons.sources.tolist() == [0, 0, 1, 1, 0, 0]
+    cut = comparisons.select(torch.tensor([2, 3]))
+    assert cut.source_names == ("a", "b") and cut.sources is not None and cut.sources.tolist() == [1, 1]
+
+
+def test_judged_responses() -> None:
+    good = UnpairedExample(prompt_ids=[7, 0], response_ids=[5, 6, 0], label=True, source="a")
+    bad = UnpairedExample(prompt_ids=[7], response_ids=[0], label=False, source="b")
+    batch = collate_unpaired([good, bad], pad_id=0)
+    assert batch.sequences.ids.tolist() == [[7, 0, 5, 6, 0], [7, 0, 0, 0, 0]]
+    assert batch.sequences.attention_mask.sum(1).tolist() == [5, 2]
+    assert batch.mask.int().tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
+    assert batch.label.tolist() == [True, False] and batch.label.dtype == torch.bool
+    assert batch.source_names == ("a", "b") and batch.sources is not None and batch.sources.tolist() == [0, 1]
+    cut = batch.select(torch.tensor([1]))
+    assert cut.label.tolist() == [False] and cut.mask.tolist() == [[True]]

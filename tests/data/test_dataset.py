@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.data import dataset
 from rlhf.data.blenders import Weighted
 from rlhf.data.dataset import Data
 from rlhf.data.sources import Files, World
-from rlhf.data.templates import Plain
+from rlhf.data.templates import Chat, Plain
 
 
 @pytest.fixture
@@ -174,6 +175,80 @@ def test_the_built_in_world_end_to_end(words) -> None:
     )
     prepared = data.prepare(words(), form="comparison", phase="reward")
     assert sum(len(part) for part in (prepared.train, prepared.heldout)) + prepared.rows_dropped == 50 + 20 * 3
+
+
+def test_a_source_may_have_a_template_of_its_own(source, words) -> None:
+    rows = [{"prompt": "w0", "response": "w1"}]
+    data = Data(
+        sources={"x": source(rows), "y": source(rows, "y")},
+        eval_sources={"z": source(rows, "z")},
+        template=Plain(prompt_format="User: {prompt}"),
+        templates={"y": Plain(prompt_format="{prompt} Bot:", end="."), "z": Plain(end="Bot:")},
+    )
+    prepared = data.prepare(words(), form="demonstration", phase="sft")
+    found = {name: (e.prompt_ids, e.response_ids) for name in "xy" for e in prepared.train.rows[name]}
+    assert found == {"x": ([110, 10], [11, 1]), "y": ([10, 111], [11, 112])}
+    assert prepared.heldout["z", 0].response_ids == [11, 111]
+    assert data.end_ids(words()) == [1, 112]  # what a sampled response may end with: no test's
+    assert sorted(data.corpus("sft")) == ["User: w0", "w0 Bot:", "w1", "w1"]
+    with pytest.raises(ValueError, match=r"templates.w: no source has this name; known: x"):
+        Data(sources={"x": source(rows)}, templates={"w": Plain()})
+
+
+TALKS = [
+    {"messages": [{"from": "human", "value": f"w{i}"}, {"from": "gpt", "value": "w1"}] * (1 + i % 2)} for i in range(40)
+]
+
+
+def test_conversations_in_every_stage(source, words) -> None:
+    tokenizer = words()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ ('User: ' if m.role == 'user' else 'Bot: ') + m.content }}"
+        "{{ ' ' if m.role == 'user' else ' <eos> ' }}{% endfor %}{% if add_generation_prompt %}Bot: {% endif %}"
+    )
+    rows = [
+        {**row, "chosen": {"from": "gpt", "value": "w7"}, "rejected": {"from": "gpt", "value": "w8"}} for row in TALKS
+    ]
+    for row in rows:
+        row["prompt"] = row["messages"][:-1]
+    data = Data(sources={"x": source(rows)}, template=Chat(), eval_fraction=0.1)
+    pairs = data.prepare(tokenizer, form="comparison", phase="reward").train
+    asked = data.prepare(tokenizer, form="prompt", phase="ppo").train
+    assert [e.prompt_ids for e in pairs] == [e.prompt_ids for e in asked] and len(pairs) == 36
+    lengths = {len(e.prompt_ids) for e in pairs}
+    assert lengths == {3, 8}  # User: w0 Bot: [w1 <eos> User: w0 Bot:]
+    learned = Data(sources={"x": source(TALKS, "talks")}, template=Chat(), eval_rows=0)
+    for example in learned.prepare(tokenizer, form="demonstration", phase="sft").train:
+        said = example.targets or [True] * len(example.response_ids)
+        ids = [i for i, target in zip(example.response_ids, said, strict=True) if target]
+        assert ids == [11, 1] * (1 if example.targets is None else 2)
+
+
+def test_conversations_that_begin_alike_are_not_parted(source, words) -> None:  # case G5
+    longer = [
+        {"messages": [*row["messages"][:2], {"role": "user", "content": "w5"}, *row["messages"][1:2]]} for row in TALKS
+    ]
+    data = Data(sources={"x": source(TALKS), "y": source(longer, "y")}, split=[1, 1, 2], eval_fraction=0.2)
+    phases = [data.prepare(words(), form="demonstration", phase=phase) for phase in ("sft", "reward", "ppo")]
+    seen = [prompts(part) for p in phases for part in (p.train, p.heldout)]
+    assert len(set.union(*seen)) == 40 == sum(map(len, seen))
+
+
+def test_a_tokenizer_is_trained_on_what_is_said(source) -> None:
+    template = Plain(prompt_format="Q: {prompt}", response_format=" {response}!")
+    for used, expected in ((template, ["Q: w0", " w1!"]), (Chat(), ["w0", "w1"])):
+        data = Data(sources={"x": source(TALKS[:1])}, template=used, eval_rows=0)
+        assert list(data.corpus("sft")) == expected
+
+
+def test_a_tokenizer_reads_block_by_block(source, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {"x": source(TALKS), "y": source(DEMOS, "y")}
+    templates = {"y": Plain(prompt_format="Q {prompt}")}
+    data = Data(sources=sources, template=Chat(), templates=templates, split=[1, 1, 1], eval_fraction=0.2)
+    whole = list(data.corpus("reward"))
+    monkeypatch.setattr(dataset, "BLOCK_ROWS", 3)
+    assert list(data.corpus("reward")) == whole and len(whole) > 50
+    assert {text[:1] for text in whole} == {"w", "Q"}
 
 
 @pytest.mark.parametrize(

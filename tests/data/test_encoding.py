@@ -1,16 +1,19 @@
 import pytest
 
 from rlhf.data.encoding import Encoder, pieces
-from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample
+from rlhf.data.examples import ComparisonExample, DemonstrationExample, PromptExample, TextExample, UnpairedExample
 from rlhf.data.forms import Record
-from rlhf.data.templates import Plain
+from rlhf.data.templates import Chat, Plain
+from rlhf.types import Message
 
 
 @pytest.fixture
 def encoder(words):
-    def make(form, *, max_tokens=20, max_prompt_tokens=None, long_prompts="drop", bos=False, eos=True) -> Encoder:
+    def make(
+        form, *, max_tokens=20, max_prompt_tokens=None, long_prompts="drop", bos=False, eos=True, **plain
+    ) -> Encoder:
         return Encoder(
-            Plain(),
+            Plain(**plain),
             words(bos=bos, eos=eos),
             form=form,
             source="s",
@@ -89,7 +92,7 @@ def test_pairs_that_cannot_be_told_apart_are_dropped(encoder) -> None:  # case D
     identical = encode([Record(prompt, ("w5", "w5"))])
     differ_after_8 = encode([Record(prompt, (f"{same} w8", f"{same} w9"))])
     differ_at_last_kept = encode([Record(prompt, ("w5 w5 w5 w5 w5 w8", "w5 w5 w5 w5 w5 w9"))])
-    assert normal == [ComparisonExample(prompt_ids=[10, 11], chosen_ids=[15, 1], rejected_ids=[16, 1])]
+    assert normal == [ComparisonExample(prompt_ids=[10, 11], chosen_ids=[15, 1], rejected_ids=[16, 1], source="s")]
     assert identical == [] and differ_after_8 == []
     assert differ_at_last_kept[0].chosen_ids == [15, 15, 15, 15, 15, 18]
     assert differ_at_last_kept[0].rejected_ids == [15, 15, 15, 15, 15, 19]
@@ -114,8 +117,8 @@ def test_long_texts_are_cut_and_none_is_lost(encoder, text) -> None:
     made = encode([Record(text(6))])
     assert [e.ids for e in made] == [[2, 10, 11, 12], [13, 14, 15, 1]]
     assert encode.notes == {"long_text": 1}
-    assert encode([Record("w0", ("w1",))]) == [TextExample(ids=[2, 10, 11, 1])]
-    assert encoder("text", eos=False)([Record("w0 w1")]) == [TextExample(ids=[10, 11])]
+    assert encode([Record("w0", ("w1",))]) == [TextExample(ids=[2, 10, 11, 1], source="s")]
+    assert encoder("text", eos=False)([Record("w0 w1")]) == [TextExample(ids=[10, 11], source="s")]
 
 
 def test_texts_without_a_token_to_learn_are_dropped(encoder) -> None:
@@ -133,13 +136,86 @@ def test_no_piece_is_a_single_token() -> None:
 
 def test_demonstrations_are_plain_data(encoder) -> None:
     made = encoder("demonstration")([Record("w0", ("w1",))])
-    assert made == [DemonstrationExample(prompt_ids=[10], response_ids=[11, 1])]
+    assert made == [DemonstrationExample(prompt_ids=[10], response_ids=[11, 1], source="s")]
 
 
 def test_a_comparison_of_whole_texts_needs_no_prompt(encoder) -> None:
     encode = encoder("comparison", max_tokens=2)
     assert encode([Record("", ("w0", "w1"), margin=2.0)]) == [
-        ComparisonExample(prompt_ids=[], chosen_ids=[10, 1], rejected_ids=[11, 1], margin=2.0)
+        ComparisonExample(prompt_ids=[], chosen_ids=[10, 1], rejected_ids=[11, 1], margin=2.0, source="s")
     ]
     assert encode([Record("", ("w0", "w0"))]) == [] and encode.drops == {"identical_pair": 1}
     assert encoder("comparison", bos=True)([Record("", ("w0", "w1"))])[0].prompt_ids == [2]
+
+
+TALK = (Message("user", "w0 w1"), Message("assistant", "w2"), Message("user", "w3"))
+
+
+def test_every_assistant_turn_of_a_conversation_is_a_target(encoder) -> None:
+    assert encoder("demonstration", bos=True)([Record(TALK, ("w4 w5",))]) == [
+        DemonstrationExample(
+            prompt_ids=[2, 10, 11],
+            response_ids=[12, 1, 13, 14, 15, 1],
+            targets=[True, True, False, True, True, True],
+            source="s",
+        )
+    ]
+    assert encoder("demonstration", targets="last")([Record(TALK, ("w4",))]) == [
+        DemonstrationExample(prompt_ids=[10, 11, 12, 1, 13], response_ids=[14, 1], source="s")
+    ]
+
+
+def test_a_conversation_is_cut_at_its_end(encoder) -> None:  # case G3
+    encode = encoder("demonstration", max_tokens=7)
+    (example,) = encode([Record(TALK, ("w4 w5 w6",))])
+    assert example.response_ids == [12, 1, 13, 14, 15] and example.targets == [True, True, False, True, True]
+    assert encode.notes == {"truncated_response": 1} and not encode.drops
+    encode = encoder("demonstration", max_tokens=5)  # the last turn is gone, the first one is still learned
+    (example,) = encode([Record(TALK, ("w4",))])
+    assert example.response_ids == [12, 1, 13] and example.targets == [True, True, False]
+    assert encode.notes == {"truncated_response": 1}
+    encode = encoder("demonstration", max_tokens=2)
+    assert encode([Record(TALK, ("w4",))]) == [] and encode.drops == {"long_prompt": 1}
+
+
+def test_a_conversation_is_one_prompt_everywhere_else(encoder) -> None:  # case A5
+    ids = [10, 11, 12, 1, 13]
+    assert encoder("comparison")([Record(TALK, ("w4", "w5"))]) == [
+        ComparisonExample(prompt_ids=ids, chosen_ids=[14, 1], rejected_ids=[15, 1], source="s")
+    ]
+    (prompt,) = encoder("prompt")([Record(TALK)])
+    assert prompt.prompt_ids == ids and prompt.prompt == "user: w0 w1\n\nassistant: w2\n\nuser: w3"
+    assert encoder("text")([Record(TALK, ("w4",))]) == [TextExample(ids=[*ids, 14, 1], source="s")]
+    assert encoder("comparison", max_prompt_tokens=4)([Record(TALK, ("w4", "w5"))]) == []
+
+
+def test_judged_responses(encoder) -> None:
+    encode = encoder("unpaired", max_tokens=3)
+    assert encode([Record("w0", ("w1",), label=False), Record("w0", ("w1 w2",), label=True)]) == [
+        UnpairedExample(prompt_ids=[10], response_ids=[11, 1], label=False, source="s"),
+        UnpairedExample(prompt_ids=[10], response_ids=[11, 12], label=True, source="s"),
+    ]
+    assert encode([Record("w0 w1 w2", ("w1",))]) == []
+    assert encode.notes == {"truncated_response": 1} and encode.drops == {"long_prompt": 1}
+
+
+def test_reading_ahead_changes_nothing(encoder) -> None:
+    other = (*TALK, Message("assistant", "w7"), Message("system", "w8"))
+    rows = [[Record(TALK, ("w4",)), Record("w0", ("w1",))], [], [Record(other, ("w4",))], [Record("w0", ("w2",))]]
+    for form in ("demonstration", "unpaired", "text", "prompt"):
+        ahead, alone = encoder(form, bos=True), encoder(form, bos=True)
+        ahead.read_ahead(rows)
+        assert [ahead(row) for row in rows] == [alone(row) for row in rows]
+
+
+def test_a_conversation_that_cannot_be_told_apart_is_named(words) -> None:
+    tokenizer = words()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"  # says nowhere who speaks
+    encode = Encoder(
+        Chat(), tokenizer, form="prompt", source="s", max_tokens=9, max_prompt_tokens=None, long_prompts="drop"
+    )
+    named = r"source s: conversation 'user: w0 w1.*: the chat template does not write"
+    with pytest.raises(ValueError, match=named):
+        encode([Record(TALK)])
+    with pytest.raises(ValueError, match=named):
+        encode.read_ahead([[Record((Message("system", "w5"),))], [Record("w0"), Record(TALK)]])

@@ -4,6 +4,7 @@ import pytest
 from datasets import Dataset
 
 from rlhf.data.forms import Record, keys, records
+from rlhf.types import Message
 
 
 def make(rows: list[dict], form) -> tuple[list[list[Record]], Counter]:
@@ -60,7 +61,11 @@ def test_missing_values_are_counted() -> None:
             "sources.x: cannot give the form 'comparison'.*chosen.*good for: prompt, demonstration, text",
         ),
         ({"rating": 1}, "text", "good for: no form. Rename"),
-        ({"prompt": [{"content": "p"}]}, "prompt", "row 0: prompt is a list, not text; map a field inside"),
+        (
+            {"prompt": [{"content": "p"}]},
+            "prompt",
+            "row 0: prompt: a message has the keys content; give role and content",
+        ),
         ({**SCORED, "scores": [1.0]}, "comparison", "two lists of one length"),
         ({**PAIR, "margin": "much"}, "comparison", "margin is 'much'; give numbers"),
     ],
@@ -79,5 +84,88 @@ def test_the_row_named_is_the_row_of_the_source() -> None:
 def test_keys() -> None:
     assert keys(Dataset.from_list([DEMO]), "x") == ["p"]
     assert keys(Dataset.from_list([{"text": "t"}, {"text": None}]), "x") == ["t", ""]
-    with pytest.raises(ValueError, match="no column prompt or text among rating"):
+    with pytest.raises(ValueError, match="no column prompt, messages or text among rating"):
         keys(Dataset.from_list([{"rating": 1}]), "x")
+
+
+USER, BOT, AGAIN = (
+    {"role": role, "content": text} for role, text in [("user", "p"), ("assistant", "a"), ("user", "q")]
+)
+ANSWER = {"role": "assistant", "content": "r"}
+ASKED = (Message("user", "p"), Message("assistant", "a"), Message("user", "q"))
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "expected"),
+    [
+        ({"messages": [USER, ANSWER]}, "demonstration", Record("p", ("r",))),
+        ({"messages": [USER, BOT, AGAIN, ANSWER]}, "demonstration", Record(ASKED, ("r",))),
+        ({"messages": [USER, ANSWER, AGAIN]}, "demonstration", Record("p", ("r",))),
+        ({"messages": [USER, BOT, AGAIN, ANSWER]}, "text", Record(ASKED, ("r",))),
+        ({"prompt": [USER, BOT, AGAIN], "response": "r"}, "demonstration", Record(ASKED, ("r",))),
+        ({"prompt": [USER, BOT, AGAIN], "chosen": ANSWER, "rejected": BOT}, "comparison", Record(ASKED, ("r", "a"))),
+        ({"messages": [USER, BOT, AGAIN], "chosen": ANSWER, "rejected": BOT}, "comparison", Record(ASKED, ("r", "a"))),
+        ({"messages": [USER, BOT, AGAIN], "chosen": ANSWER, "rejected": BOT}, "demonstration", Record(ASKED, ("r",))),
+        ({"prompt": "p", "chosen": [USER, ANSWER], "rejected": [USER, BOT]}, "comparison", Record("p", ("r", "a"))),
+        ({"prompt": "p", "responses": [[ANSWER], [BOT]], "scores": [1, 0]}, "comparison", Record("p", ("r", "a"), 1.0)),
+        ({**DEMO, "label": True}, "unpaired", Record("p", ("r",), label=True)),
+        ({**DEMO, "label": 0}, "unpaired", Record("p", ("r",), label=False)),
+        ({**DEMO, "label": "False"}, "unpaired", Record("p", ("r",), label=False)),
+        ({"messages": [USER, BOT, AGAIN, ANSWER], "label": True}, "unpaired", Record(ASKED, ("r",), label=True)),
+    ],
+)
+def test_conversations_and_judged_responses(row: dict, form, expected: Record) -> None:
+    assert make([row], form) == ([[expected]], Counter())
+
+
+def test_a_conversation_as_a_prompt_keeps_its_messages() -> None:
+    rows, _ = make([{"messages": [USER, BOT, AGAIN, ANSWER], "topic": 1}], "prompt")
+    assert rows == [[Record(ASKED, columns={"topic": 1, "messages": [USER, BOT, AGAIN]})]]
+    assert make([{"messages": [USER, ANSWER]}], "prompt")[0] == [[Record("p", columns={"messages": [USER]})]]
+    assert make([{"prompt": [USER], "topic": 1}], "prompt")[0] == [[Record("p", columns={"topic": 1})]]
+
+
+def test_a_pair_gives_one_response_of_each_label() -> None:
+    assert make([PAIR], "unpaired")[0] == [[Record("p", ("c",), label=True), Record("p", ("d",), label=False)]]
+
+
+def test_what_is_called_bad_is_not_imitated() -> None:
+    rows, drops = make([{**DEMO, "label": True}, {**DEMO, "label": False}], "demonstration")
+    assert [len(row) for row in rows] == [1, 0] and drops == {"bad_label": 1}
+    rows, drops = make([{"messages": [USER, ANSWER], "label": "no"}], "demonstration")
+    assert len(rows[0]) == 1 and not drops  # some other label
+    assert make([{**DEMO, "label": False}], "text") == ([[Record("p", ("r",))]], Counter())
+
+
+def test_conversations_without_an_answer_or_a_text_are_counted() -> None:
+    silent = {"messages": [USER]}
+    blank = {"messages": [USER, {"role": "assistant", "content": None}]}
+    assert make([silent, blank, {"messages": []}], "demonstration")[1] == {"no_response": 1, "missing_value": 2}
+    assert make([silent], "prompt")[0] == [[Record("p", columns={"messages": [USER]})]]
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "message"),
+    [
+        ({**DEMO, "label": "maybe"}, "unpaired", "row 0: label is 'maybe'; give true"),
+        ({"prompt": [USER, BOT]}, "prompt", "row 0: prompt ends with what the assistant says; map whole conversations"),
+        (
+            {"prompt": "p", "response": USER},
+            "demonstration",
+            "row 0: response is not the prompt and one assistant mess",
+        ),
+        ({"prompt": "q", "response": [USER, BOT]}, "demonstration", "row 0: response is not the prompt and one"),
+        ({"prompt": "p", "response": [USER, BOT, AGAIN, BOT]}, "demonstration", "row 0: response is not the prompt"),
+        ({"messages": "p"}, "prompt", "row 0: messages: a message is a str"),
+    ],
+)
+def test_wrong_conversations_are_errors(row: dict, form, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make([row], form)
+
+
+def test_keys_of_conversations_are_what_they_begin_with() -> None:
+    rows = [{"messages": [USER, BOT, AGAIN, ANSWER]}, {"messages": [USER, ANSWER]}]
+    assert keys(Dataset.from_list(rows), "x") == ["p", "p"] == keys(Dataset.from_list([DEMO] * 2), "x")
+    with pytest.raises(ValueError, match="x, row 1: messages: a message's role is 'boss'"):
+        keys(Dataset.from_list([rows[1], {"messages": [{"role": "boss", "content": "a"}]}]), "x")

@@ -3,9 +3,17 @@ import random
 import numpy as np
 import pytest
 
-from rlhf.data.split import assign, holdout
+from rlhf.data import fingerprint, split
 
 PROMPTS = [f"prompt {i}" for i in range(100)]
+
+
+def assign(prompts: list[str], fractions: list[float]) -> np.ndarray:
+    return split.assign(fingerprint.of_texts(prompts, split.PHASE), fractions)
+
+
+def holdout(prompts: list[str], **asked) -> np.ndarray:
+    return split.holdout(fingerprint.of_texts(prompts, split.HOLDOUT), **asked)
 
 
 def test_phases_are_exact_disjoint_and_cover_all() -> None:  # case G5

@@ -1,8 +1,9 @@
 import pytest
 
-from rlhf.data.blenders import Concatenate, Proportional, RoundRobin
+from rlhf.data.blenders import Concatenate, Curriculum, Lesson, Proportional, RoundRobin, Temperature, Weighted
 from rlhf.data.examples import Examples, TextExample
 from rlhf.data.stream import Stream
+from rlhf.interfaces import Blender
 
 
 def examples(n: int) -> Examples[TextExample]:
@@ -61,3 +62,30 @@ def test_sources_are_drawn_as_blended() -> None:
 def test_an_empty_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
         Stream(examples(0), Proportional(), seed=1)
+
+
+TWO = Examples({"a": [TextExample(ids=[i, 0]) for i in range(7)], "b": [TextExample(ids=[i, 1]) for i in range(4)]})
+LESSONS = Curriculum(lessons=[Lesson(weights={"a": 1}, until=0.4), Lesson(weights={"a": 1, "b": 2})])
+
+
+@pytest.mark.parametrize("blender", [Weighted(weights={"a": 1, "b": 2}), Temperature(temperature=3.0), LESSONS])
+@pytest.mark.parametrize("drawn", [3, 11, 26])
+def test_blends_continue_exactly(blender: Blender, drawn: int) -> None:
+    def planned() -> Stream[TextExample]:
+        stream = Stream(TWO, blender, seed=1)
+        stream.plan(draws=30, batch_size=3)
+        return stream
+
+    straight, resumed = planned(), planned()
+    straight.next(drawn)
+    resumed.load_state_dict(straight.state_dict())
+    assert [straight.next(3) for _ in range(8)] == [resumed.next(3) for _ in range(8)]
+
+
+def test_a_plan_is_the_run_that_a_curriculum_is_spread_over() -> None:  # case G6
+    stream = Stream(TWO, LESSONS, seed=1)
+    stream.plan(draws=30, batch_size=3)
+    assert stream.epoch_length == 11
+    assert [example.ids[1] for example in stream.next(12)] == [0] * 12
+    later = [example.ids[1] for example in stream.next(18)]
+    assert sum(later) == 12 and later[:3] == [1, 0, 1]

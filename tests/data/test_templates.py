@@ -1,6 +1,8 @@
 import pytest
 
 from rlhf.data.templates import Chat, Plain, marker_id
+from rlhf.models.tokenizer import CHAT_TEMPLATES, train_bpe
+from rlhf.types import Message
 
 CHAT = (
     "<bos> {% for m in messages %}{{ 'User:' if m.role == 'user' else '.' }} {{ m.content }} {% endfor %}"
@@ -108,3 +110,140 @@ def test_a_missing_end_marker_names_both_remedies(words) -> None:  # case A6
         marker_id(None, tokenizer)
     with pytest.raises(ValueError, match="add the marker with the policy's add_tokens"):
         marker_id("w0 w1 w2", tokenizer)
+
+
+# -------------------------------------------------------------------------------------------------- conversations
+
+CHATML = (
+    "{% for m in messages %}<im_start>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<im_start>assistant\n{% endif %}"
+)
+TRIMMING = CHATML.replace("m.content", "m.content | trim")
+SPACED = (  # texts set apart by white space, no generation prompt
+    "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }} <|end|>{% else %}"
+    "[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+THINKING = (  # takes thoughts out of all turns but the last
+    "{% for m in messages %}{{ m.role }}: {% if loop.last %}{{ m.content }}{% else %}"
+    "{{ m.content.split('</think>')[-1] }}{% endif %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+OTHER_END = CHATML.replace("<|end|>", "<over>")
+STRICT = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('users begin') }}{% endif %}" + CHATML
+)  # refuses, as Mistral's does
+TALK = (
+    Message("user", "Hi there"),
+    Message("assistant", "Hello!\nWhat is it?"),
+    Message("user", "Nothing."),
+    Message("assistant", ""),
+    Message("user", "Bye"),
+)
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    def make(chat_template: str):
+        tokenizer = train_bpe(["Hi there", "Hello! What is it?"], 300)
+        tokenizer.chat_template = chat_template
+        return tokenizer
+
+    return make
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, SPACED, CHAT_TEMPLATES["turns"]])
+@pytest.mark.parametrize("first", ["Hello!\nWhat is it?", "Hello! <|end|> or not <|end|>", "  spaced \n"])
+def test_what_the_assistant_says_is_its_text_and_the_end(bpe, template: str, first: str) -> None:  # case A5
+    tokenizer = bpe(template)
+    talk = (TALK[0], Message("assistant", first), *TALK[2:])
+    turns = Chat().turns(talk, tokenizer)
+    said = [tokenizer.decode(turn.response) for turn in turns]
+    assert said == [first.removesuffix("<|end|>") + "<|end|>", "<|end|>", ""]
+    assert [turn.response[-1:] for turn in turns] == [[tokenizer.eos_token_id]] * 2 + [[]]
+    assert turns[0].context == Chat().prompt("Hi there", tokenizer)
+    if template in (CHATML, CHAT_TEMPLATES["turns"]):  # they write texts as they are
+        messages = [{"role": m.role, "content": m.content.removesuffix("<|end|>")} for m in talk]
+        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode([i for turn in turns for i in turn.context + turn.response]) == whole
+
+
+def test_with_the_last_turn_only_all_before_it_is_one_text(bpe) -> None:
+    tokenizer = bpe(CHATML)
+    (turn,) = Chat(targets="last").turns(TALK, tokenizer)
+    messages = [m._asdict() for m in TALK]
+    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert turn == (tokenizer(whole)["input_ids"], [])
+
+
+def test_a_template_that_changes_earlier_turns_is_refused_for_all_of_them(bpe) -> None:
+    tokenizer = bpe(THINKING)
+    talk = (TALK[0], Message("assistant", "<think>hm</think>Hello"), TALK[2])
+    with pytest.raises(ValueError, match=r"as its text and '<\|end\|>' but as 'Hello.*targets to last"):
+        Chat().turns(talk, tokenizer)
+    assert tokenizer.decode(Chat(targets="last").turns(talk, tokenizer)[0].context).endswith(
+        "Hello<|end|>\nuser: Nothing.<|end|>\nassistant: "
+    )
+    forgetting = "{% for m in messages[-2:] %}{{ m.role }} {{ m.content }}<|end|>{% endfor %}"
+    with pytest.raises(ValueError, match=r"writes earlier turns otherwise once others follow .*targets to last"):
+        Chat().turns(TALK, bpe(forgetting))
+
+
+def test_an_end_that_the_template_does_not_write_is_named(bpe) -> None:
+    tokenizer = bpe(OTHER_END)
+    with pytest.raises(ValueError, match=r"as its text and '<\|end\|>' but as 'Hello!.*<over>.*name its end token"):
+        Chat().turns(TALK, tokenizer)
+
+
+def test_a_conversation_that_the_template_refuses_is_an_error(bpe) -> None:
+    with pytest.raises(ValueError, match=r"refuses assistant, user \(users begin\)"):
+        Chat(targets="last").turns((TALK[1], TALK[0]), bpe(STRICT))
+    with pytest.raises(ValueError, match="refuses no message"):
+        Chat().turns((TALK[1], TALK[0]), bpe(STRICT))
+
+
+def test_a_system_message_of_its_own_wins(bpe) -> None:
+    tokenizer = bpe(CHATML)
+    own = (Message("system", "own"), TALK[0])
+    texts = [tokenizer.decode(Chat(system="usual").turns(talk, tokenizer)[0].context) for talk in (own, TALK[:1])]
+    assert "own" in texts[0] and "usual" not in texts[0] and texts[1].startswith("<im_start>system\nusual<|end|>")
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_conversation_has_one_bos(words, bos: bool) -> None:  # case A6
+    tokenizer = words(bos=bos)
+    tokenizer.chat_template = (
+        "{% for m in messages %} {{ m.content }} {% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    )
+    talk = tuple(Message(role, text) for role, text in [("user", "w0"), ("assistant", "w1 w2"), ("user", "w3")])
+    first = [2, 10] if bos else [10]
+    assert Chat().turns(talk, tokenizer) == [(first, [11, 12, 1]), ([13], [])]
+    assert Plain().turns(talk, tokenizer) == [(first, [11, 12, 1]), ([13], [])]
+    assert Plain(targets="last").turns(talk, tokenizer) == [([*first, 11, 12, 1, 13], [])]
+
+
+def test_plain_joins_what_stands_before_an_answer(words) -> None:
+    talk = (
+        Message("system", "w9"),
+        Message("user", "w0"),
+        Message("assistant", "w1 <eos>"),
+        Message("assistant", "w2"),
+        Message("user", "w3"),
+    )
+    template = Plain(prompt_format="User: {prompt} Bot:", response_format="{response} .")
+    assert template.turns(talk, words()) == [
+        ([110, 19, 10, 111], [11, 112, 1]),
+        ([], [12, 112, 1]),
+        ([110, 13, 111], []),
+    ]
+    assert template.turns(talk[1:2], words())[0].context == template.prompt("w0", words())
+
+
+@pytest.mark.parametrize("template", [Plain(), Plain(targets="last"), Chat(), Chat(targets="last")], ids=repr)
+def test_many_at_once_are_what_each_is_alone(bpe, template) -> None:
+    tokenizer = bpe(CHATML)
+    talks = [TALK, TALK[:1], TALK[:3], (Message("system", "s"), *TALK), TALK[2:]]
+    assert template.all_turns(talks, tokenizer) == [template.turns(one, tokenizer) for one in talks]
+    assert template.all_turns([], tokenizer) == []
+    texts = ["Hi", "", "Hello!"]
+    assert template.prompts(texts, tokenizer) == [template.prompt(text, tokenizer) for text in texts]
+    assert template.prompts(["Hi"], tokenizer)[0] == template.turns((Message("user", "Hi"),), tokenizer)[0].context

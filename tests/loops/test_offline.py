@@ -7,6 +7,7 @@ import tiny_runs
 import torch
 
 from rlhf.algorithms.schedules import CosineDecay
+from rlhf.data.templates import Chat
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.models.policy import FromScratch
 from rlhf.types import Labelled
@@ -114,6 +115,21 @@ def test_dropped_rows_are_counted(tmp_path):
     trainer = OfflineTrainer(settings, tiny_runs.context(tmp_path))
     figures = trainer.fit()
     assert trainer.data.rows_dropped > 0 and figures["data/rows_dropped"] == trainer.data.rows_dropped
+
+
+def test_conversations_are_learned_and_compared_turn_by_turn(tmp_path):
+    bytes_only = {"vocab_size": 258, "chat_template": "turns"}
+    policy = FromScratch(config={**tiny_runs.policy().config, "n_positions": 128}, **bytes_only)
+    settings = {"template": Chat(), "eval_rows": 0, "max_tokens": 128}
+    learned = tiny_runs.sft(policy=policy, data=tiny_runs.data("talk", **settings), batch_size=24, steps=1)
+    trainer = OfflineTrainer(learned, tiny_runs.context(tmp_path / "sft"))
+    batch = trainer.next_batch()
+    said = [len(m["content"]) + 1 for row in tiny_runs.rows("talk", 24) for m in row["messages"][1::2]]
+    assert int(batch.mask.sum()) == sum(said)  # a token for each letter and each end
+    first = trainer.train_step(batch)["loss"]
+    assert math.isfinite(first) and trainer.train_step(batch)["loss"] < first
+    pairs = tiny_runs.reward_modelling(model=policy, data=tiny_runs.data("talk_pair", **settings), steps=2)
+    assert OfflineTrainer(pairs, tiny_runs.context(tmp_path / "reward")).fit()["step"] == 2
 
 
 def test_without_held_out_rows_there_is_no_evaluation(tmp_path):

@@ -251,3 +251,28 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(folder, tmp_path):
     assert json.loads((tmp_path / "m" / "config.json").read_text())["vocab_size"] == 61
     with pytest.raises(ValueError, match="61 embedding rows"):
         Pretrained(path=str(tmp_path / "m")).build(nothing, seed=1)
+
+
+# ------------------------------------------------------------------------------------------------------ chat templates
+
+GREETING = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+def test_a_chat_template_is_given_and_saved_with_the_model(tmp_path):
+    lm = FromScratch(config=GPT2, vocab_size=280, chat_template="turns").build(lambda: TEXTS, seed=1)
+    written = lm.tokenizer.apply_chat_template(GREETING, tokenize=False, add_generation_prompt=True)
+    assert written == "User:\nhi\n\nAssistant:\nhello<|end|>\n\nAssistant:\n"
+    save_language_model(tmp_path / "model", lm.module, lm.tokenizer)
+    kept = Pretrained(path=str(tmp_path / "model")).build(nothing, seed=1).tokenizer
+    assert kept.chat_template == lm.tokenizer.chat_template
+    other = Pretrained(path=str(tmp_path / "model"), chat_template="{{ messages[0].content }}!")
+    assert other.build(nothing, seed=1).tokenizer.apply_chat_template(GREETING, tokenize=False) == "hi!"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda name: FromScratch(config=GPT2, chat_template=name), lambda name: Pretrained(path="x", chat_template=name)],
+)
+def test_a_chat_template_of_no_known_name_is_refused(make):
+    with pytest.raises(ValueError, match="chat_template: 'trns'; give a Jinja template, or one of turns"):
+        make("trns")

@@ -57,17 +57,17 @@ class Sampling:
         if self.max_rows < 1:
             raise UserError(f"max_rows: {self.max_rows}; give at least 1.")
 
-    def stop_ids(self, tokenizer: PreTrainedTokenizerBase, end_id: int) -> list[int]:
+    def stop_ids(self, tokenizer: PreTrainedTokenizerBase, *end_ids: int) -> list[int]:
         """Ids that end a response, each once.
 
         Args:
             tokenizer: The policy's.
-            end_id: The template's end token.
+            end_ids: The templates' end tokens.
 
         Raises:
             UserError: a stop token is not exactly one known id.
         """
-        return list(dict.fromkeys([end_id, *(_single_id(text, tokenizer) for text in self.stop_tokens)]))
+        return list(dict.fromkeys([*end_ids, *(_single_id(text, tokenizer) for text in self.stop_tokens)]))
 
 
 def _single_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
