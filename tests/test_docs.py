@@ -53,9 +53,12 @@ def _shell(line: str, folder: Path) -> None:
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return
     assert words[0] == "python", f"the docs run only python and make, not {line!r}"
+    shorter = shlex.split(next((SHORTER[name] for name in SHORTER if name in words), ""))
     if "rlhf.run" in words and "--print_config" not in words:
-        for name, shorter in SHORTER.items():
-            words += shlex.split(shorter) if name in words else []
+        words += shorter
+    elif "benchmarks/world.py" in words:
+        pairs = zip(shorter[::2], shorter[1::2], strict=True)
+        words += ["--seeds", "1", *(word for key, value in pairs for word in ("--set", key.removeprefix("--"), value))]
     _run([sys.executable, *words[1:]], folder)
 
 
