@@ -41,11 +41,11 @@ def test_no_answer(text):
 
 
 def test_long_text_is_read_in_little_time():
-    start = time.perf_counter()
+    start = time.process_time()
     for text in ("1," * 20000, "1 " * 20000, "\\boxed{" * 3000, "9" * 40000, "1/1" * 10000, "(-" * 20000, "a.1" * 9000):
         numbers_in(text)
         answer_of(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @given(st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=1000))
