@@ -220,14 +220,14 @@ def test_data_files(run, here, prepare, path, parts):
     [
         (
             lambda n: {"question": f"{n}", "answer": "b"},
-            ["sources.rows: no column prompt or text among question, answer; rename with columns"],
+            ["sources.rows: no column prompt, messages or text among question, answer; rename with columns"],
         ),
         (
             lambda n: {"prompt": f"{n}"},
             ["sources.rows", "which needs (prompt, response)", "its columns are prompt, good"],
         ),
         (lambda n: {"prompt": n, "response": "b"}, ["sources.rows", "prompt is a int, not text; quote it"]),
-        (lambda n: {"prompt": [f"{n}"], "response": "b"}, ["sources.rows", "prompt is a list, not text; map a field"]),
+        (lambda n: {"prompt": [f"{n}"], "response": "b"}, ["sources.rows", "prompt: a message is a str; give {role, content}"]),
         (lambda n: {"prompt": f"{n}", "response": None}, ["sources.rows: of its 8 training rows none is left", "8"]),
     ],
 )
@@ -336,10 +336,10 @@ def test_models_of_another_kind(run, here, models):
     refused(
         run(sft(policy=pretrained(models / "rm/model"))), 1, "is a reward model or critic; give the folder of a lang"
     )
-    other = {**scalar, "init_args": {"path": str(models / "rm/model")}}
+    other = {"class_path": "OwnTrunk", "init_args": {"path": str(models / "rm/model")}}
     lines(here / "rows.jsonl", [{"prompt": f"{n} questions questions="} for n in range(10)])
     merging = {**SCRATCH, "init_args": {**SCRATCH["init_args"], "vocab_size": 270}}
-    refused(run(ppo(reward=other, policy=merging)), 1, "has another vocabulary than the policy")
+    refused(run(ppo(critic=other, policy=merging)), 1, "has another vocabulary than the policy")
 
 
 # case H3

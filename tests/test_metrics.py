@@ -58,9 +58,11 @@ def test_a_missing_package_is_said_at_once(monkeypatch, sink, package, spec):
 
 def wandb_history(directory: Path) -> list[dict[str, float]]:
     """The rows of all offline runs in a stage's folder, as the package reads them from its files."""
+    import wandb
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
+    wandb.teardown()  # `finish` may come back before the file is whole; the end of a process waits for it as well
     rows = []
     for file in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         store = DataStore()

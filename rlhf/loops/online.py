@@ -88,8 +88,7 @@ class OnlineTrainer:
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
         self.stream = self._stream("order")
-        self.mixture_data = self._prepare_mixture()
-        self.mixture = self._build_mixture()
+        self.mixture_data, self.mixture = self._build_mixture()
         self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
         self.measured: Rollout | None = None
         """The rollouts that the normalisation of scores was measured on, once they are."""
@@ -97,21 +96,16 @@ class OnlineTrainer:
     def _stream(self, purpose: str) -> Stream[Any]:
         return prompt_stream(self.algorithm, self.data, seed=self.context.seed_for(purpose))
 
-    def _prepare_mixture(self) -> Prepared | None:
+    def _build_mixture(self) -> tuple[Prepared | None, Stream[Any] | None]:
         mixture = self.algorithm.mixture
         if mixture is None:
-            return None
+            return None, None
         phase = mixture.data.phase or self.algorithm.phase
-        return mixture.data.prepare(self.tokenizer, form="text", phase=phase, cache_dir=self.context.cache_dir)
-
-    def _build_mixture(self) -> Stream[Any] | None:
-        mixture, texts = self.algorithm.mixture, self.mixture_data
-        if mixture is None or texts is None:
-            return None
+        texts = mixture.data.prepare(self.tokenizer, form="text", phase=phase, cache_dir=self.context.cache_dir)
         stream: Stream[Any] = Stream(texts.train, mixture.data.blender, seed=self.context.seed_for("mixture"))
         rows = mixture.batch_size or self.algorithm.mini_batch_size
         stream.plan(draws=self.algorithm.policy_steps * rows, batch_size=rows)
-        return stream
+        return texts, stream
 
     # --------------------------------------------------------------------------------------------------- experience
 
