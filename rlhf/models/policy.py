@@ -52,7 +52,7 @@ class Pretrained(Policy):
         if looks_local(path):
             check_model_folder(path)
             return
-        from transformers.utils import cached_file
+        from transformers.utils.hub import cached_file
 
         with reading(path, local=False):
             cached_file(path, "config.json")
