@@ -227,7 +227,10 @@ def test_data_files(run, here, prepare, path, parts):
             ["sources.rows", "which needs (prompt, response)", "its columns are prompt, good"],
         ),
         (lambda n: {"prompt": n, "response": "b"}, ["sources.rows", "prompt is a int, not text; quote it"]),
-        (lambda n: {"prompt": [f"{n}"], "response": "b"}, ["sources.rows", "prompt: a message is a str; give {role, content}"]),
+        (
+            lambda n: {"prompt": [f"{n}"], "response": "b"},
+            ["sources.rows", "prompt: a message is a str; give {role"],
+        ),
         (lambda n: {"prompt": f"{n}", "response": None}, ["sources.rows: of its 8 training rows none is left", "8"]),
     ],
 )

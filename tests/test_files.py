@@ -1,9 +1,12 @@
 """Folders and files are there whole, or not at all."""
 
+import errno
+
 import pytest
 
+from rlhf import files
 from rlhf.errors import UserError
-from rlhf.files import atomic_folder, atomic_text, only_one
+from rlhf.files import atomic_file, atomic_folder, atomic_text, only_one, refusals_named
 
 
 def test_a_failed_write_leaves_the_old_folder(tmp_path):  # case F6
@@ -67,3 +70,43 @@ def test_a_folder_is_held_by_one(tmp_path):
         pass
     with only_one(tmp_path / "run"):  # and is free again
         pass
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):  # case F6
+    atomic_text(tmp_path / "a", "old")
+
+    def half():
+        with atomic_file(tmp_path / "a") as partial:
+            partial.write_text("ne")
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        half()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_what_the_system_refuses_has_a_path(tmp_path):
+    def write(*details):
+        with refusals_named(tmp_path / "a"):
+            raise OSError(*details)
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/a'") as error:
+        write(errno.ENOSPC, "No space left on device")
+    assert error.value.errno == errno.ENOSPC
+    with pytest.raises(FileNotFoundError, match=r"no such thing: '/other'"):  # it has one
+        write(errno.ENOENT, "no such thing", "/other")
+
+
+def test_a_full_disk_is_called_so_whatever_the_library_says(tmp_path, monkeypatch):  # case F6
+    """torch and safetensors have words of their own for it."""
+
+    def write():
+        with atomic_folder(tmp_path / "m"):
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662")
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):  # there is room: it was something else
+        write()
+    monkeypatch.setattr(files, "_refused", lambda folder: OSError(errno.ENOSPC, "No space left on device", str(folder)))
+    with pytest.raises(OSError, match=r"No space left on device: '.*/m'") as error:
+        write()
+    assert isinstance(error.value.__cause__, RuntimeError) and list(tmp_path.iterdir()) == []

@@ -87,7 +87,7 @@ class Pretrained(Policy):
             else:
                 check_model_folder(path)
             return
-        from transformers.utils import cached_file
+        from transformers.utils.hub import cached_file
 
         with reading(path, local=False):
             cached_file(path, "config.json")
