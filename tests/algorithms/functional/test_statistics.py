@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rlhf.algorithms.functional.statistics import Moments, explained_variance, merge_moments
 
@@ -68,6 +68,7 @@ def test_two_sets_together_by_hand():
     assert merge_moments(Moments(2, 2, 2), Moments(1, 8, 0)) == Moments(3, 4, 26)
 
 
+@settings(deadline=None)
 @given(*[st.lists(st.floats(-1e6, 1e6), max_size=8)] * 2)
 def test_two_sets_are_as_one(a, b):
     together = moments_of(a + b)
