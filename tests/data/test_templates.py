@@ -1,6 +1,7 @@
 import pytest
 
-from rlhf.data.templates import Chat, Plain, marker_id
+from rlhf.data.templates import Chat, Plain
+from rlhf.data.tokens import marker_id
 from rlhf.models.tokenizer import CHAT_TEMPLATES, train_bpe
 from rlhf.types import Message
 
