@@ -143,3 +143,21 @@ def test_a_comparison_of_whole_texts_needs_no_prompt(encoder) -> None:
     ]
     assert encode([Record("", ("w0", "w0"))]) == [] and encode.drops == {"identical_pair": 1}
     assert encoder("comparison", bos=True)([Record("", ("w0", "w1"))])[0].prompt_ids == [2]
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_reading_ahead_changes_nothing(encoder, text, bos) -> None:
+    rows = [[Record(text(n % 5), (text(n), text(n % 3)), float(n))] for n in range(8)]
+    rows.append([Record("", (text(2), text(3))), Record("w1", ("w2", "w3"))])
+    texts = [[Record(text(n))] for n in range(8)]
+    for form, given in (
+        ("comparison", rows),
+        ("demonstration", rows),
+        ("prompt", rows),
+        ("text", rows),
+        ("text", texts),
+    ):
+        ahead, plain = encoder(form, bos=bos, max_tokens=6), encoder(form, bos=bos, max_tokens=6)
+        ahead.read_ahead(given)
+        assert [ahead(row) for row in given] == [plain(row) for row in given]
+        assert ahead.drops == plain.drops and ahead.notes == plain.notes

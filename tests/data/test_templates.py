@@ -91,3 +91,27 @@ def test_formats_stand_around_the_texts(words) -> None:
 def test_impossible_settings_are_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Plain(**settings)
+
+
+class OneByOne(Template):
+    """A template that knows nothing of many texts at once."""
+
+    def prompt(self, text, tokenizer):
+        return [len(text)]
+
+    def response(self, text, tokenizer):
+        return [len(text), 1]
+
+    def end_id(self, tokenizer):
+        return 1
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_many_texts_at_once_are_the_same_as_one_by_one(words, bos) -> None:
+    tokenizer = words(bos=bos)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}Bot:"
+    texts = ["w1 w2", "", "w3", "w4 <eos>", *(f"w{i % 90}" for i in range(1500))]
+    for template in (Plain(prompt_format="User: {prompt}"), Plain(end="."), Chat(system="w9"), OneByOne()):
+        assert template.prompts(texts, tokenizer) == [template.prompt(text, tokenizer) for text in texts]
+        assert template.responses(texts, tokenizer) == [template.response(text, tokenizer) for text in texts]
+    assert Plain().prompts([], tokenizer) == []
