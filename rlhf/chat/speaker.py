@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from rlhf.data.templates import Chat, Plain, encode, with_bos
+from rlhf.data.templates import Chat, Plain
+from rlhf.data.tokens import encode, with_bos
 from rlhf.engines.inference import Sampling, sample
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, Scorer, Template

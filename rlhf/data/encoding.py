@@ -29,7 +29,7 @@ from rlhf.data.examples import (
     UnpairedExample,
 )
 from rlhf.data.forms import Record
-from rlhf.data.templates import encode_all, with_bos
+from rlhf.data.tokens import encode_all, with_bos
 from rlhf.errors import UserError
 from rlhf.interfaces import Template
 from rlhf.types import Conversation, Form, Turn

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -214,6 +215,7 @@ class Hub(Source):
         split: Split to read; slices such as ``train[:1%]`` work.
         columns: Our column name -> theirs, as in ``Files``.
         rows: Use the first so many rows only.
+        streaming: Download no more than the rows that are used, instead of the whole data set.
     """
 
     name: str
@@ -221,6 +223,7 @@ class Hub(Source):
     split: str = "train"
     columns: str | dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
+    streaming: bool = False
 
     def __post_init__(self) -> None:
         _check(self.columns, self.rows)
@@ -230,7 +233,11 @@ class Hub(Source):
 
         try:
             with _quiet(), hub_or_cache():
-                dataset = datasets.load_dataset(self.name, self.config, split=self.split)
+                dataset = datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
+                if isinstance(dataset, datasets.IterableDataset):
+                    dataset = spooled(itertools.islice(dataset, self.rows), self.name)
+        except UserError:
+            raise
         except Exception as error:  # network, name, configuration and split errors have no common base
             raise UserError(
                 f"{self.name}: cannot be loaded from the hub with config {self.config!r}, split {self.split!r} "
@@ -250,20 +257,23 @@ class Generator(Source):
         function: Dotted path of the function, such as ``my_data.questions``; importable from where the run starts.
         arguments: Its keyword arguments.
         columns: Our column name -> theirs, as in ``Files``.
+        rows: Use the first so many rows only; the function may have more, or no end of them.
     """
 
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
     columns: str | dict[str, Any] = field(default_factory=dict)
+    rows: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.columns)
+        _check(self.columns, self.rows)
 
     def check_inputs(self) -> None:
         self._resolve()
 
     def load(self) -> datasets.Dataset:
-        return _finish(spooled(self._resolve()(**self.arguments), self.function), self.columns, None, self.function)
+        rows = itertools.islice(self._resolve()(**self.arguments), self.rows)
+        return _finish(spooled(rows, self.function), self.columns, None, self.function)
 
     def _resolve(self) -> Callable[..., Iterable[Any]]:
         module, _, name = self.function.rpartition(".")

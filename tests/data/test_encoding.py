@@ -199,15 +199,6 @@ def test_judged_responses(encoder) -> None:
     assert encode.notes == {"truncated_response": 1} and encode.drops == {"long_prompt": 1}
 
 
-def test_reading_ahead_changes_nothing(encoder) -> None:
-    other = (*TALK, Message("assistant", "w7"), Message("system", "w8"))
-    rows = [[Record(TALK, ("w4",)), Record("w0", ("w1",))], [], [Record(other, ("w4",))], [Record("w0", ("w2",))]]
-    for form in ("demonstration", "unpaired", "text", "prompt"):
-        ahead, alone = encoder(form, bos=True), encoder(form, bos=True)
-        ahead.read_ahead(rows)
-        assert [ahead(row) for row in rows] == [alone(row) for row in rows]
-
-
 def test_a_conversation_that_cannot_be_told_apart_is_named(words) -> None:
     tokenizer = words()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"  # says nowhere who speaks
@@ -219,3 +210,24 @@ def test_a_conversation_that_cannot_be_told_apart_is_named(words) -> None:
         encode([Record(TALK)])
     with pytest.raises(ValueError, match=named):
         encode.read_ahead([[Record((Message("system", "w5"),))], [Record("w0"), Record(TALK)]])
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_reading_ahead_changes_nothing(encoder, text, bos) -> None:
+    rows = [[Record(text(n % 5), (text(n), text(n % 3)), float(n))] for n in range(8)]
+    rows.append([Record("", (text(2), text(3))), Record("w1", ("w2", "w3"))])
+    texts = [[Record(text(n))] for n in range(8)]
+    longer = (*TALK, Message("assistant", "w7"), Message("system", "w8"))
+    talks = [[Record(TALK, ("w4", "w5")), Record("w0", ("w1", "w1"))], [], [Record(longer, ("w4 w6", ""))]]
+    for form, given in (
+        *((form, talks) for form in ("comparison", "demonstration", "unpaired", "prompt", "text")),
+        ("comparison", rows),
+        ("demonstration", rows),
+        ("prompt", rows),
+        ("text", rows),
+        ("text", texts),
+    ):
+        ahead, plain = encoder(form, bos=bos, max_tokens=6), encoder(form, bos=bos, max_tokens=6)
+        ahead.read_ahead(given)
+        assert [ahead(row) for row in given] == [plain(row) for row in given]
+        assert ahead.drops == plain.drops and ahead.notes == plain.notes

@@ -11,3 +11,10 @@ def test_examples_by_source_name_or_number() -> None:
     assert list(examples) == [a, b, c]
     with pytest.raises(IndexError):
         examples[0, 1]
+
+
+def test_the_longest_of_all_sources() -> None:
+    from rlhf.data.examples import Examples, TextExample
+
+    rows = {"a": [TextExample(ids=[1, 2])], "b": [TextExample(ids=[1, 2, 3]), TextExample(ids=[1, 2])], "c": []}
+    assert Examples(rows).longest == 3 and Examples({"a": []}).longest == Examples({}).longest == 0

@@ -157,3 +157,37 @@ def test_another_encoding_is_named_with_its_line(tmp_path, name):
     (tmp_path / name).write_bytes('{"prompt": "a"}\n{"prompt": "café"}\n'.encode("latin-1"))
     with pytest.raises(ValueError, match=rf"{name}: cannot be read .*line 2 is not UTF-8"):
         Files(path=str(tmp_path / name)).load()
+
+
+def test_an_endless_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import itertools\n\ndef rows():\n    for n in itertools.count():\n        yield {'prompt': f'p{n}'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = Generator(function="endless.rows", rows=2500).load()
+    assert len(loaded) == 2500 and loaded[2499] == {"prompt": "p2499"}
+
+
+def test_a_stream_is_read_no_further_than_needed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a" / "train.jsonl", ROWS)
+    folder = str(tmp_path / "a")  # what load_dataset reads like a data set of the hub
+    loaded = Hub(name=folder, streaming=True, rows=3, columns={"prompt": "instruction"}).load()
+    assert loaded["prompt"][:] == ["q0", "q1", "q2"] and loaded["rating"][:] == [0, 1, 2]
+    assert len(Hub(name=folder, streaming=True).load()) == 10
+
+
+def test_worlds_are_known_by_their_settings() -> None:
+    one = World(form="prompts", rows=5)
+    assert one.fingerprint() == World(form="prompts", rows=5).fingerprint() != World(form="prompts").fingerprint()
+
+
+def test_a_bad_line_is_told_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(
+        UserError, match=r"a.jsonl: cannot be read as jsonl: line 2: '{\"a\": ' is not JSON .*; correct"
+    ):
+        Files(path=str(tmp_path / "a.jsonl")).load()
+    (tmp_path / "b.jsonl").write_bytes(b'{"a": 1}\n' * 200_000 + b'{"a": "\xff"}\n')
+    with pytest.raises(UserError, match="line 200001 is not UTF-8: invalid start byte; save the file as UTF-8"):
+        Files(path=str(tmp_path / "b.jsonl")).load()

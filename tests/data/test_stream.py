@@ -2,7 +2,7 @@ import pytest
 
 from rlhf.data.blenders import Concatenate, Curriculum, Lesson, Proportional, RoundRobin, Temperature, Weighted
 from rlhf.data.examples import Examples, TextExample
-from rlhf.data.stream import Stream
+from rlhf.data.stream import Batches, Stream
 from rlhf.interfaces import Blender
 
 
@@ -89,3 +89,20 @@ def test_a_plan_is_the_run_that_a_curriculum_is_spread_over() -> None:  # case G
     assert [example.ids[1] for example in stream.next(12)] == [0] * 12
     later = [example.ids[1] for example in stream.next(18)]
     assert sum(later) == 12 and later[:3] == [1, 0, 1]
+
+
+def test_batches_are_the_rows_in_order_and_made_when_asked_for() -> None:
+    made = []
+
+    def collate(rows: list[TextExample]) -> list[int]:
+        made.append(len(rows))
+        return ids(rows)
+
+    two = Examples({"a": [TextExample(ids=[i, i]) for i in range(3)], "b": [TextExample(ids=[i, i]) for i in (7, 8)]})
+    batches = Batches(two, 2, collate)
+    assert len(batches) == 3 and made == []
+    assert list(batches) == list(batches) == [[0, 1], [2, 7], [8]] and made == [2, 2, 1] * 2
+    assert batches[-1] == [8] and batches[1:] == [[2, 7], [8]]
+    with pytest.raises(IndexError):
+        batches[3]
+    assert list(Batches(Examples({"a": []}), 2, collate)) == []

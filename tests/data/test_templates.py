@@ -1,8 +1,10 @@
 import pytest
 
-from rlhf.data.templates import Chat, Plain, marker_id
+from rlhf.data.templates import Chat, Plain
+from rlhf.data.tokens import marker_id
+from rlhf.interfaces import Template
 from rlhf.models.tokenizer import CHAT_TEMPLATES, train_bpe
-from rlhf.types import Message
+from rlhf.types import Message, Turn
 
 CHAT = (
     "<bos> {% for m in messages %}{{ 'User:' if m.role == 'user' else '.' }} {{ m.content }} {% endfor %}"
@@ -239,11 +241,37 @@ def test_plain_joins_what_stands_before_an_answer(words) -> None:
 
 
 @pytest.mark.parametrize("template", [Plain(), Plain(targets="last"), Chat(), Chat(targets="last")], ids=repr)
-def test_many_at_once_are_what_each_is_alone(bpe, template) -> None:
+def test_many_conversations_at_once_are_the_same_as_one_by_one(bpe, template) -> None:
     tokenizer = bpe(CHATML)
     talks = [TALK, TALK[:1], TALK[:3], (Message("system", "s"), *TALK), TALK[2:]]
     assert template.all_turns(talks, tokenizer) == [template.turns(one, tokenizer) for one in talks]
     assert template.all_turns([], tokenizer) == []
-    texts = ["Hi", "", "Hello!"]
-    assert template.prompts(texts, tokenizer) == [template.prompt(text, tokenizer) for text in texts]
     assert template.prompts(["Hi"], tokenizer)[0] == template.turns((Message("user", "Hi"),), tokenizer)[0].context
+
+
+class OneByOne(Template):
+    """A template that knows nothing of many texts at once."""
+
+    def prompt(self, text, tokenizer):
+        return [len(text)]
+
+    def response(self, text, tokenizer):
+        return [len(text), 1]
+
+    def turns(self, conversation, tokenizer):
+        return [Turn([len(conversation)], [])]
+
+    def end_id(self, tokenizer):
+        return 1
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_many_texts_at_once_are_the_same_as_one_by_one(words, bos) -> None:
+    tokenizer = words(bos=bos)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}Bot:"
+    texts = ["w1 w2", "", "w3", "w4 <eos>", *(f"w{i % 90}" for i in range(1500))]
+    for template in (Plain(prompt_format="User: {prompt}"), Plain(end="."), Chat(system="w9"), OneByOne()):
+        assert template.prompts(texts, tokenizer) == [template.prompt(text, tokenizer) for text in texts]
+        assert template.responses(texts, tokenizer) == [template.response(text, tokenizer) for text in texts]
+    assert OneByOne().all_turns([TALK[:1], TALK], tokenizer) == [[([1], [])], [([5], [])]]
+    assert Plain().prompts([], tokenizer) == []
