@@ -94,7 +94,8 @@ def resolve_annotations(cls: type) -> None:
     jsonargparse would evaluate the texts itself, for which it imports what stands under TYPE_CHECKING (transformers:
     seconds), and where that fails it accepts any value.
     """
-    cls.__init__.__annotations__ = {name: setting.annotation for name, setting in settings(cls).items()}
+    if isinstance(cls.__init__, types.FunctionType):  # else it has no constructor of its own, and no settings
+        cls.__init__.__annotations__ = {name: setting.annotation for name, setting in settings(cls).items()}
 
 
 def explanations(cls: type) -> dict[str, str]:

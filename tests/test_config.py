@@ -99,6 +99,13 @@ class ToyPlain(AdvantageEstimator):
         raise AssertionError("a config computes nothing")
 
 
+class ToyBare(AdvantageEstimator):
+    """A component without settings."""
+
+    def __call__(self, scored):
+        raise AssertionError("a config computes nothing")
+
+
 BASE = """
 name: toy
 stages:
@@ -409,6 +416,10 @@ def test_components_that_are_no_dataclasses(one, make):
     made = one(argv="--stages.one.advantage ToyPlain --stages.one.advantage.scale 2").advantage
     assert isinstance(made, ToyPlain) and made.scale == 2.0
     assert "init_args:\n          scale: 1.0" in dump(make(argv="--stages.one.advantage ToyPlain"))
+
+
+def test_components_without_a_constructor(one):
+    assert type(one(argv="--stages.one.advantage ToyBare").advantage) is ToyBare
 
 
 def test_a_class_of_the_users_own_file_by_its_path(one, problems, tmp_path, monkeypatch):
