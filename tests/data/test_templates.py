@@ -1,6 +1,7 @@
 import pytest
 
 from rlhf.data.templates import Chat, Plain, marker_id
+from rlhf.interfaces import Template
 
 CHAT = (
     "<bos> {% for m in messages %}{{ 'User:' if m.role == 'user' else '.' }} {{ m.content }} {% endfor %}"
