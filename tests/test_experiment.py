@@ -325,3 +325,31 @@ def test_an_error_names_its_stage(tmp_path):
     few = tiny_runs.sft(optimizer=SGD(lr=1e30), steps=3)
     with pytest.raises(UserError, match="stage sft: "):
         Experiment(name="x", output_dir=str(tmp_path), stages={"sft": few}).run()
+
+
+# ------------------------------------------------------------------------------------------------------------ the cache
+
+
+def test_a_second_run_finds_its_data_tokenised(tmp_path, capsys):  # case G1
+    def run(name: str, cache_dir: str | None) -> str:
+        stages = {"sft": tiny_runs.sft(steps=1), "ppo": tiny_runs.ppo(policy=Pretrained(path="@sft"), iterations=1)}
+        Experiment(name=name, output_dir=str(tmp_path), stages=stages, cache_dir=cache_dir).run()
+        return " ".join(capsys.readouterr().out.split())
+
+    cache = str(tmp_path / "cache")
+    first, second, third = run("a", cache), run("b", cache), run("c", None)
+    assert first.count("24 rows tokenised in") == 2 and first.count(f"kept in {cache}") == 2
+    assert second.count(f"tokenised before, read from {cache}") == 2
+    assert third.count("not kept for other runs") == 2
+
+
+def test_where_data_are_kept_is_no_setting_of_a_stage(tmp_path):
+    def experiment(cache_dir: str | None) -> Experiment:
+        return Experiment(
+            name="a", output_dir=str(tmp_path), stages={"sft": tiny_runs.sft(steps=1)}, cache_dir=cache_dir
+        )
+
+    experiment(None).run()
+    written = (tmp_path / "a" / "sft" / "stage.json").read_text()
+    experiment(str(tmp_path / "cache")).run()  # kept, not refused as a stage of other settings
+    assert (tmp_path / "a" / "sft" / "stage.json").read_text() == written

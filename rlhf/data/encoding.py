@@ -140,7 +140,7 @@ class Encoder:
         return [Turn(self._prompt_ids(prompt), [])] if isinstance(prompt, str) else self._talk_turns(prompt)
 
     def _whole(self, prompt: str | Conversation) -> list[int]:
-        """Ids of a prompt that nothing in is told apart."""
+        """Ids of a prompt in which nobody has to tell turns apart."""
         return [i for turn in self._turns(prompt) for i in turn.context + turn.response]
 
     def _prompt(self, ids: list[int]) -> list[int] | None:
