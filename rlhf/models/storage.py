@@ -142,8 +142,7 @@ def load_usage(directory: str | Path) -> tuple[Template | None, dict[str, Any]]:
     if not path.is_file():
         return None, {}
     usage = json.loads(path.read_text(encoding="utf-8"))
-    template = _component_class(path, usage["template"]["class_path"], Template)
-    return template(**usage["template"]["init_args"]), usage.get("sampling", {})
+    return _component(path, usage["template"], Template), usage.get("sampling", {})
 
 
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
@@ -237,8 +236,7 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
     trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
     check_loaded(folder, info)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    head_class = _component_class(folder / HEAD_SETTINGS, settings["class_path"], ValueHead)
-    head = head_class(**settings["init_args"]).build(hidden_width(trunk))
+    head = _component(folder / HEAD_SETTINGS, settings, ValueHead).build(hidden_width(trunk))
     try:
         head.load_state_dict(load_file(folder / HEAD_WEIGHTS))
     except RuntimeError as error:
@@ -270,8 +268,9 @@ def hidden_width(trunk: PreTrainedModel) -> int:
 T = TypeVar("T")
 
 
-def _component_class(file: Path, class_path: str, base: type[T]) -> type[T]:
-    """The class that a file beside a model names."""
+def _component(file: Path, written: Mapping[str, Any], base: type[T]) -> T:
+    """The component that a file beside a model describes by ``class_path`` and ``init_args``."""
+    class_path = written["class_path"]
     module, _, name = class_path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -282,4 +281,4 @@ def _component_class(file: Path, class_path: str, base: type[T]) -> type[T]:
         ) from None
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{file}: class_path {class_path} is not a {base.__name__}; was the file edited?")
-    return found
+    return cast(Any, found)(**written["init_args"])
