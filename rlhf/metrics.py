@@ -118,6 +118,7 @@ class _WandBRun(LiveSink):
 
     def __init__(self, settings: WandB, directory: Path) -> None:
         import wandb
+        from wandb.errors import Error
 
         self.record = directory / "wandb.json"
         former = json.loads(self.record.read_text(encoding="utf-8")) if self.record.exists() else None
@@ -138,7 +139,7 @@ class _WandBRun(LiveSink):
                 reinit="create_new",
                 settings=wandb.Settings(console="off", quiet=True),
             )
-        except wandb.errors.Error as error:
+        except Error as error:
             raise UserError(f"WandB: {error}; run wandb login, or set mode to offline") from error
 
     def write(self, metrics: Mapping[str, float]) -> None:

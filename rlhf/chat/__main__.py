@@ -92,7 +92,7 @@ def _talk(argv: Sequence[str] | None) -> int:
             if not session.line(line):
                 break
         return 0
-    names = " and ".join(speaker.model.module.name_or_path for speaker in session.speakers)
+    names = " and ".join(str(speaker.model.module.name_or_path) for speaker in session.speakers)
     session.screen.say(f"You talk to {names}. /help lists the commands.")
     for line in _typed():
         try:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def of_rows(dataset: datasets.Dataset) -> str:
 
     table_format = dataset.with_format("arrow")
     for start in range(0, len(dataset), 1000):
-        table = table_format[start : start + 1000].combine_chunks()
+        table = cast("pa.Table", table_format[start : start + 1000]).combine_chunks()
         with pa.PythonFile(Hashed(), mode="w") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
     return digest.hexdigest()

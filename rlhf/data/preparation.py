@@ -161,7 +161,9 @@ class Preparation:
     """The work of ``Data.prepare``: the key of its result, the build, and the opening of what was built."""
 
     def __init__(self, data: Data, tokenizer: PreTrainedTokenizerBase, form: Form, phase: Phase) -> None:
-        self.data, self.tokenizer, self.form, self.phase = data, tokenizer, form, phase
+        self.data, self.tokenizer = data, tokenizer
+        self.form: Form = form
+        self.phase: Phase = phase
         self.shards_found = 0
         """Finished shards that a killed build had left."""
         self.rows_read = 0

@@ -49,6 +49,7 @@ def collected(tables: Iterable[pa.Table], where: str = "") -> datasets.Dataset:
     """
     import datasets
     import pyarrow as pa
+    from datasets.table import InMemoryTable
 
     with scratch_folder() as folder:
         done: list[pa.Table] = []
@@ -67,7 +68,7 @@ def collected(tables: Iterable[pa.Table], where: str = "") -> datasets.Dataset:
             prefix = f"{where}: " if where else ""
             raise TypesDiffer(f"{prefix}{_mixed(done)}; give every key values of one type") from error
     # an identity of its own: datasets would make one by copying and hashing the whole table
-    return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
+    return datasets.Dataset(InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
 
 
 def _tables(rows: Iterable[Any], where: str) -> Iterator[pa.Table]:

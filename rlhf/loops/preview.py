@@ -89,7 +89,7 @@ def needed(algorithm: Algorithm) -> Any:
 
 
 def _text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    return cast(str, tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return cast(str, tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _prompt_rows(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> Iterator[Row]:

@@ -145,11 +145,6 @@ def load_usage(directory: str | Path) -> tuple[Template | None, dict[str, Any]]:
     return _component(path, usage["template"], Template), usage.get("sampling", {})
 
 
-def _described(component: ValueHead | Template) -> dict[str, Any]:
-    path = f"{type(component).__module__}.{type(component).__qualname__}"
-    return {"class_path": path, "init_args": dataclasses.asdict(cast(Any, component))}
-
-
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
     """The weights to save, by the module's own names; each tied weight once, under its first name."""
     own = cast(dict[str, Tensor], module.state_dict())
@@ -272,9 +267,12 @@ def hidden_width(trunk: PreTrainedModel) -> int:
     return cast(Tensor, trunk.get_input_embeddings().weight).shape[1]
 
 
-def _component(file: Path, settings: Mapping[str, Any], base: type[C]) -> C:
-    """The head or template that :func:`_described` wrote into a file beside a model."""
-    class_path = settings["class_path"]
+T = TypeVar("T")
+
+
+def _component(file: Path, written: Mapping[str, Any], base: type[T]) -> T:
+    """The component that a file beside a model describes by ``class_path`` and ``init_args``."""
+    class_path = written["class_path"]
     module, _, name = class_path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -285,4 +283,4 @@ def _component(file: Path, settings: Mapping[str, Any], base: type[C]) -> C:
         ) from None
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{file}: class_path {class_path} is not a {base.__name__}; was the file edited?")
-    return found(**settings["init_args"])
+    return cast(Any, found)(**written["init_args"])

@@ -70,15 +70,15 @@ def _component(value: dict[str, Any], default: Any, place: str) -> Iterator[Chan
     from rlhf.registry import locate
 
     path, arguments = value["class_path"], value.get("init_args") or {}
-    same = isinstance(default, dict) and default.get("class_path") == path
-    if not same:
+    inner = default["init_args"] if isinstance(default, dict) and default.get("class_path") == path else None
+    if inner is None:
         yield Change(place, text(value, deep=False), "" if default is MISSING else text(default, deep=False))
     try:
         cls = locate(path)
     except (UserError, ImportError):
         yield from _all(arguments, place)
         return
-    yield from _inside(cls, arguments, default["init_args"] if same else _defaults(cls), place)
+    yield from _inside(cls, arguments, inner if inner is not None else _defaults(cls), place)
 
 
 def _defaults(cls: type) -> dict[str, Any]:
