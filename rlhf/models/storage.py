@@ -24,7 +24,6 @@ from rlhf.models.tokenizer import check_tokenizer, pad_id
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-C = TypeVar("C", ValueHead, Template)
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -143,6 +142,12 @@ def load_usage(directory: str | Path) -> tuple[Template | None, dict[str, Any]]:
         return None, {}
     usage = json.loads(path.read_text(encoding="utf-8"))
     return _component(path, usage["template"], Template), usage.get("sampling", {})
+
+
+def _described(component: ValueHead | Template) -> dict[str, Any]:
+    """A component by ``class_path`` and ``init_args``, for a file beside a model."""
+    path = f"{type(component).__module__}.{type(component).__qualname__}"
+    return {"class_path": path, "init_args": dataclasses.asdict(cast(Any, component))}
 
 
 def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str) -> dict[str, Tensor]:
