@@ -68,7 +68,7 @@ def test_each_side_has_its_clip():
 @settings(deadline=None, derandomize=True, max_examples=100)
 def test_surrogate_is_pessimistic(ratio, advantage):
     loss, gradient = surrogate(ratio, advantage)
-    assert loss >= -ratio * advantage - 1e-6
+    assert loss >= -ratio * advantage - 1e-6 * (1.0 + abs(ratio * advantage))
     # what gradient there is moves the policy towards good tokens and from bad ones
     assert gradient * advantage <= 0
 
