@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.data.rated import RatedTexts as RatedTexts
     from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
     from rlhf.data.templates import Chat as Chat, Plain as Plain
+    from rlhf.data.trees import MessageTrees as MessageTrees
     from rlhf.engines.inference.sampling import Sampling as Sampling
     from rlhf.engines.local import Local as Local
     from rlhf.experiment import Experiment as Experiment
@@ -80,6 +81,7 @@ _MODULES = {
     "rlhf.data.rated": ["RatedTexts"],
     "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],
     "rlhf.data.templates": ["Chat", "Plain"],
+    "rlhf.data.trees": ["MessageTrees"],
     "rlhf.engines.inference.sampling": ["Sampling"],
     "rlhf.engines.local": ["Local"],
     "rlhf.experiment": ["Experiment"],
