@@ -104,7 +104,7 @@ def test_wandb_gets_each_step_once_when_a_stage_is_resumed(tmp_path):
     assert [row.get("loss") for row in rows] == [None, 1.0, 2.0, 3.0, 4.0]
     assert rows[1]["eval/score"] == 1.5 and rows[4]["eval/score"] == 4.5  # two lines of a step are one row
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 4]
-    runs = [folder.name.split("-")[-1] for folder in tmp_path.glob("wandb/offline-run-*")]
+    runs = [file.stem.removeprefix("run-") for file in tmp_path.glob("wandb/offline-run-*/*.wandb")]
     assert len(runs) == 2 and set(runs) == {json.loads((tmp_path / "wandb.json").read_text())["id"]}
 
 

@@ -161,21 +161,22 @@ class Cache:
 
 def _put(partial: Path, target: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Gives a finished folder its name, in place of a broken one, but not of one that another process finished."""
-    there = read_index(target)
-    if there is not None:
-        shutil.rmtree(partial, ignore_errors=True)
-        return there
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        partial.rename(target)
-    except OSError:  # without locks, somebody may be faster even now
+    broken = partial.with_suffix(".broken")
+    while True:
+        try:
+            partial.rename(target)  # before a look at what is there: it may change between a look and what follows
+            sync(target.parent)
+            return content
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
         there = read_index(target)
-        if there is None:
-            raise
-        shutil.rmtree(partial, ignore_errors=True)
-        return there
-    sync(target.parent)
-    return content
+        if there is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            return there
+        with contextlib.suppress(FileNotFoundError):  # without locks, somebody else may just have done it
+            target.rename(broken)
+        shutil.rmtree(broken, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -220,7 +221,7 @@ def read_index(folder: Path) -> dict[str, Any] | None:
 def _remove_stale(root: Path) -> None:
     """Removes what processes that are long dead left unfinished."""
     for path in root.glob(".*"):
-        unfinished = path.name.endswith(".partial") or path.name.startswith(".scratch-")
+        unfinished = path.name.endswith((".partial", ".broken")) or path.name.startswith(".scratch-")
         with contextlib.suppress(OSError):
             if unfinished and time.time() - path.stat().st_mtime > STALE_AFTER:
                 shutil.rmtree(path, ignore_errors=True)

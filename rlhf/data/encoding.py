@@ -4,6 +4,7 @@ What is dropped (``drops``, in examples: a row with scored responses is as many 
 
 * ``long_prompt`` — longer than the limit, or no room for a response token behind it
 * ``empty_prompt`` — no token at all, so nothing to answer (a comparison is then one of whole texts, and kept)
+* ``refused_conversation`` — the chat template raises an error for it, such as one that the assistant begins
 * ``identical_pair``, ``identical_after_truncation`` — chosen and rejected are the same: a constant in the loss
 * ``empty_text`` — no token to be learned
 
@@ -29,6 +30,7 @@ from rlhf.data.examples import (
     UnpairedExample,
 )
 from rlhf.data.forms import Record
+from rlhf.data.templates import RefusedConversation
 from rlhf.data.tokens import encode_all, with_bos
 from rlhf.errors import UserError
 from rlhf.interfaces import Template
@@ -97,7 +99,7 @@ class Encoder:
         self._prompt_limit = min(max_prompt_tokens or max_tokens, max_tokens - room)
         self._form = form
         self._prompt_ids = _Ahead[str, list[int]](lambda texts: template.prompts(texts, tokenizer))
-        self._talk_turns = _Ahead[Conversation, list[Turn]](self._all_turns)
+        self._talk_turns = _Ahead[Conversation, list[Turn] | RefusedConversation](self._all_turns)
         self._response_ids = _Ahead[str, list[int]](lambda texts: template.responses(texts, tokenizer))
         self._text_ids = _Ahead[str, list[int]](lambda texts: encode_all(texts, tokenizer))
         make = {
@@ -121,23 +123,37 @@ class Encoder:
 
     def __call__(self, row: Iterable[Record]) -> list[Example]:
         """The examples of one row of the source."""
-        made = [example for record in row for example in self._make(record)]
+        made = [example for record in row for example in self._examples(record)]
         return [
             dataclasses.replace(example, weight=1 / len(made)) if isinstance(example, ComparisonExample) else example
             for example in made
         ]
 
-    def _all_turns(self, talks: Sequence[Conversation]) -> list[list[Turn]]:
+    def _examples(self, record: Record) -> list[Example]:
         try:
-            return self._template.all_turns(talks, self._tokenizer)
+            return self._make(record)
+        except RefusedConversation:
+            self.drops["refused_conversation"] += 1
+            return []
+
+    def _all_turns(self, talks: Sequence[Conversation]) -> list[list[Turn] | RefusedConversation]:
+        try:
+            return list(self._template.all_turns(talks, self._tokenizer))
         except UserError as error:
             if len(talks) > 1:  # one by one, to say which it is
                 return [self._all_turns([talk])[0] for talk in talks]
+            if isinstance(error, RefusedConversation):
+                return [error]
             said = conversations.text(talks[0])[:60]
             raise UserError(f"source {self._source}: conversation {said!r}: {error}") from error
 
     def _turns(self, prompt: str | Conversation) -> list[Turn]:
-        return [Turn(self._prompt_ids(prompt), [])] if isinstance(prompt, str) else self._talk_turns(prompt)
+        if isinstance(prompt, str):
+            return [Turn(self._prompt_ids(prompt), [])]
+        turns = self._talk_turns(prompt)
+        if isinstance(turns, RefusedConversation):
+            raise turns
+        return turns
 
     def _whole(self, prompt: str | Conversation) -> list[int]:
         """Ids of a prompt in which nobody has to tell turns apart."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class RefusedConversation(UserError):
+    """The chat template raises an error for a conversation, such as one that the assistant begins."""
+
+
 def _ended(rows: list[list[int]], end: int) -> list[list[int]]:
     return [[*ids, end] for ids in rows]
 
@@ -200,7 +204,7 @@ class Chat(Template):
             return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         except (TemplateError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages) or "no message"
-            raise UserError(f"the chat template refuses {roles} ({error}); mend the rows, or change it") from error
+            raise RefusedConversation(f"the chat template refuses {roles} ({error}); change it, or the messages") from error
 
     def _behind(self, said: str, before: str, after: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """What the template writes behind the end of an assistant turn.

@@ -199,6 +199,25 @@ def test_judged_responses(encoder) -> None:
     assert encode.notes == {"truncated_response": 1} and encode.drops == {"long_prompt": 1}
 
 
+def test_conversations_that_the_template_refuses_are_dropped_and_counted(words) -> None:
+    tokenizer = words()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{{ m.content }} {{ '<eos> ' if m.role == 'assistant' }}{% endfor %}"
+    )
+    refused = Record((Message("system", "w9"), *TALK), ("w4", "w5"))
+    for ahead in (False, True):
+        encode = Encoder(
+            Chat(), tokenizer, form="comparison", source="s", max_tokens=9, max_prompt_tokens=None, long_prompts="drop"
+        )
+        rows = [[refused], [Record(TALK, ("w4", "w5")), refused]]
+        if ahead:
+            encode.read_ahead(rows)
+        made = [example for row in rows for example in encode(row)]
+        assert [(example.length, example.weight) for example in made] == [(7, 1.0)]
+        assert encode.drops == {"refused_conversation": 2}
+
+
 def test_a_conversation_that_cannot_be_told_apart_is_named(words) -> None:
     tokenizer = words()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"  # says nowhere who speaks
