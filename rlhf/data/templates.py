@@ -204,7 +204,9 @@ class Chat(Template):
             return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         except (TemplateError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages) or "no message"
-            raise RefusedConversation(f"the chat template refuses {roles} ({error}); change it, or the messages") from error
+            raise RefusedConversation(
+                f"the chat template refuses {roles} ({error}); change it, or the messages"
+            ) from error
 
     def _behind(self, said: str, before: str, after: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """What the template writes behind the end of an assistant turn.

@@ -15,8 +15,7 @@ from torch import Tensor
 from rlhf.algorithms.functional.rewards import add_at_end, per_response
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
-from rlhf.data.collate import collate_labelled, collate_prompts
-from rlhf.data.preparation import Prepared
+from rlhf.data.collate import collate_prompts
 from rlhf.data.stream import Stream
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
@@ -25,6 +24,7 @@ from rlhf.loops.context import StageContext
 from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
 from rlhf.loops.replay import open_replay
 from rlhf.loops.sources import mean_by_source
+from rlhf.loops.streams import mixture_stream, next_prompts, next_texts, prompt_stream
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import (
@@ -42,18 +42,6 @@ from rlhf.types import (
 )
 
 STATEFUL = ("policy", "critic", "reference", "stream", "mixture", "controller", "average", "normalization")
-
-
-def prompt_stream(settings: PPO, data: Prepared, *, seed: int) -> Stream[Any]:
-    """The prompts of a stage in the order in which they are answered."""
-    stream: Stream[Any] = Stream(data.train, settings.data.blender, seed=seed)
-    stream.plan(draws=settings.iterations * settings.prompts, batch_size=settings.prompts)
-    return stream
-
-
-def next_prompts(settings: PPO, stream: Stream[Any]) -> Prompts:
-    """An iteration's prompts, one per group."""
-    return collate_prompts(stream.next(settings.prompts))
 
 
 class OnlineTrainer:
@@ -88,24 +76,14 @@ class OnlineTrainer:
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
         self.stream = self._stream("order")
-        self.mixture_data, self.mixture = self._build_mixture()
+        mixed = None if algorithm.mixture is None else mixture_stream(algorithm, self.tokenizer, context)
+        self.mixture_data, self.mixture = mixed or (None, None)
         self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
         self.measured: Rollout | None = None
         """The rollouts that the normalisation of scores was measured on, once they are."""
 
     def _stream(self, purpose: str) -> Stream[Any]:
         return prompt_stream(self.algorithm, self.data, seed=self.context.seed_for(purpose))
-
-    def _build_mixture(self) -> tuple[Prepared | None, Stream[Any] | None]:
-        mixture = self.algorithm.mixture
-        if mixture is None:
-            return None, None
-        phase = mixture.data.phase or self.algorithm.phase
-        texts = mixture.data.prepare(self.tokenizer, form="text", phase=phase, cache_dir=self.context.cache_dir)
-        stream: Stream[Any] = Stream(texts.train, mixture.data.blender, seed=self.context.seed_for("mixture"))
-        rows = mixture.batch_size or self.algorithm.mini_batch_size
-        stream.plan(draws=self.algorithm.policy_steps * rows, batch_size=rows)
-        return texts, stream
 
     # --------------------------------------------------------------------------------------------------- experience
 
@@ -343,8 +321,7 @@ class OnlineTrainer:
     def _accumulate_mixture(self, tally: Tally) -> dict[str, float]:
         mixture, engine = self.algorithm.mixture, self.algorithm.engine
         assert mixture is not None and self.mixture is not None
-        rows = self.mixture.next(mixture.batch_size or self.algorithm.mini_batch_size)
-        texts = collate_labelled(rows, pad_id=self.pad_id)
+        texts = next_texts(self.algorithm, self.mixture, pad_id=self.pad_id)
         count = engine.total(float(texts.mask.sum()))
         compare = mixture.gradient_every > 0 and self.policy.steps % mixture.gradient_every == 0
         before = self.policy.gradient() if compare else []

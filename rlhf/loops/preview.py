@@ -14,6 +14,7 @@ from rlhf.algorithms.base import Offline
 from rlhf.algorithms.ppo import PPO
 from rlhf.interfaces import Algorithm
 from rlhf.loops.context import StageContext
+from rlhf.models.tokenizer import pad_id
 from rlhf.types import Comparisons, Form, Prompts, Selectable, Unpaired
 
 if TYPE_CHECKING:
@@ -49,10 +50,17 @@ class Row(NamedTuple):
 
 
 class Preview(NamedTuple):
-    """The first batch of a stage, and the form of its rows."""
+    """The first batch of a stage.
+
+    Attributes:
+        form: Of its rows.
+        rows: The batch.
+        mixture: The first texts that the stage mixes in, where it does.
+    """
 
     form: Form
     rows: list[Row]
+    mixture: Preview | None = None
 
 
 @singledispatch
@@ -74,13 +82,17 @@ def _(algorithm: Offline, context: StageContext) -> Preview:
 
 @preview.register
 def _(algorithm: PPO, context: StageContext) -> Preview:
-    from rlhf.loops.online import next_prompts, prompt_stream
+    from rlhf.loops.streams import mixture_stream, next_prompts, next_texts, prompt_stream
 
     phase = algorithm.data.phase or algorithm.phase
     tokenizer = algorithm.policy.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights")).tokenizer
     data = algorithm.data.prepare(tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
     prompts = next_prompts(algorithm, prompt_stream(algorithm, data, seed=context.seed_for("order")))
-    return Preview("prompt", list(_prompt_rows(prompts, tokenizer)))
+    mixture = None
+    if algorithm.mixture is not None:
+        texts = next_texts(algorithm, mixture_stream(algorithm, tokenizer, context)[1], pad_id=pad_id(tokenizer))
+        mixture = Preview("text", list(_batch_rows(texts, tokenizer)))
+    return Preview("prompt", list(_prompt_rows(prompts, tokenizer)), mixture)
 
 
 def needed(algorithm: Algorithm) -> Any:
@@ -137,6 +149,8 @@ def show(stage: str, found: Preview, console: Console) -> None:
         _line(console, Text(head, "dim"))
         shown = [(f"{before}{text}{behind}", "bold green") if target else (text, "") for text, target in row.pieces]
         _line(console, Text.assemble(*shown))
+    if found.mixture is not None:
+        show(f"{stage}.mixture", found.mixture, console)
 
 
 def _line(console: Console, text: Text) -> None:

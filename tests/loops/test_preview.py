@@ -8,6 +8,7 @@ import pytest
 import tiny_runs
 from rich.console import Console
 
+from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
 from rlhf.algorithms.sft import SFT
 from rlhf.data.collate import collate_unpaired
@@ -100,6 +101,17 @@ def test_prompts_are_those_of_the_first_iteration(tmp_path) -> None:
     asked = OnlineTrainer(algorithm, tiny_runs.context(tmp_path)).next_prompts()
     assert [row.pieces for row in found.rows] == [[Piece(text, False)] for text in asked.text]
     assert len(found.rows) == 4 and "nothing is a target yet" in shown(found)
+
+
+def test_the_mixtures_texts_are_shown_beside_the_prompts(tmp_path) -> None:
+    mixture = Mixture(data=tiny_runs.data("text", 6), batch_size=3)
+    found = preview(tiny_runs.ppo(mixture=mixture), tiny_runs.context(tmp_path))
+    assert found.mixture is not None and found.mixture.form == "text" and len(found.mixture.rows) == 3
+    texts = {row["text"] + "<|end|>" for row in tiny_runs.rows("text", 6)}
+    for row in found.mixture.rows:  # nothing stands before the first token, so it cannot be learned
+        assert "".join(piece.text for piece in row.pieces) in texts and row.targets == row.tokens - 1
+    said = shown(found)
+    assert "stage.mixture: the first batch, 3 rows of the form text, targets between" in said
 
 
 @pytest.mark.parametrize("algorithm", [tiny_runs.sft(), tiny_runs.reward_modelling(), tiny_runs.ppo()], ids=repr)
