@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.data.trees import MessageTrees as MessageTrees
     from rlhf.engines.inference.sampling import Sampling as Sampling
     from rlhf.engines.local import Local as Local
+    from rlhf.engines.zero import Zero as Zero
     from rlhf.experiment import Experiment as Experiment
     from rlhf.interfaces import ModelPath as ModelPath
     from rlhf.metrics import TensorBoard as TensorBoard, WandB as WandB
@@ -84,6 +85,7 @@ _MODULES = {
     "rlhf.data.trees": ["MessageTrees"],
     "rlhf.engines.inference.sampling": ["Sampling"],
     "rlhf.engines.local": ["Local"],
+    "rlhf.engines.zero": ["Zero"],
     "rlhf.experiment": ["Experiment"],
     "rlhf.interfaces": ["ModelPath"],
     "rlhf.metrics": ["TensorBoard", "WandB"],

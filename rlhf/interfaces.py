@@ -352,7 +352,7 @@ class LiveEngine(ABC):
         """Adds the gradient of Σ coef · Σ values / denominator; nothing is divided by the number of micro-batches.
 
         Args:
-            micro_batches: Any number, of any sizes.
+            micro_batches: Any number, of any sizes; the same on every process, which the engine divides.
             loss_fn: Maps a model's outputs on a micro-batch to loss terms and metrics.
             denominators: Global count of each term by name: all ranks, all micro-batches of the optimiser step.
             want: The fields of :class:`Outputs` that the loss reads.
@@ -360,7 +360,7 @@ class LiveEngine(ABC):
             dropout: Whether the model's dropout is on.
 
         Returns:
-            Metrics of ``loss_fn`` and ``loss/<term>`` (already divided) of each term.
+            Metrics of ``loss_fn`` and ``loss/<term>`` (already divided) of each term, of all processes.
         """
 
     @abstractmethod
@@ -414,6 +414,14 @@ class LiveEngine(ABC):
         """Inner product of two shard lists over all ranks."""
 
     @abstractmethod
+    def whole(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Shards as :meth:`master` gives them, such as an average's, as whole weights by name: the same everywhere."""
+
+    @abstractmethod
+    def cut(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """This rank's shards of whole weights, whatever engine they come from."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser, schedule position: all that continues the training exactly."""
 
@@ -429,12 +437,12 @@ class Engine(ABC):
     """Where and how models run."""
 
     micro_batch_size: int | None
-    """Rows a training pass takes at once, None for up to 64; a field of the subclasses. Changes speed and memory, never
-    results."""
+    """Rows a training pass of one process takes at once, None for up to 64; a field of the subclasses. Changes speed
+    and memory, never results."""
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a forward pass."""
+        """Rows of a micro-batch: of a forward pass, on all processes together."""
         return self.micro_batch_size or 64
 
     @abstractmethod
@@ -453,14 +461,6 @@ class Engine(ABC):
     def world_size(self) -> int:
         """Number of data-parallel processes."""
         return 1
-
-    def total(self, value: float) -> float:
-        """Sum of a number over data-parallel processes: makes a denominator global."""
-        return value
-
-    def reduce(self, tally: Tally) -> Tally:
-        """The tally of all data-parallel processes."""
-        return tally
 
 
 class LiveSink(ABC):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +16,8 @@ import torch
 torch.set_num_threads(1)  # sums are cut the same on every machine
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode leaves the tests' own helpers (tiny_runs.py) unfound
 
+from processes import Processes  # noqa: E402
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
@@ -22,3 +25,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def one_process() -> Iterator[Processes]:
+    """A rank on its own, connected as by a launcher."""
+    processes = Processes(1)
+    yield processes
+    processes.end()
+
+
+@pytest.fixture(scope="session")
+def two_processes() -> Iterator[Processes]:
+    """Two ranks, started once for all tests that need them."""
+    processes = Processes(2)
+    yield processes
+    processes.end()

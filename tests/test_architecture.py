@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "rlhf").rglob("*.py"))
 
 # What a module may import of ours: the longest entry that its name begins with counts. Imports inside functions count
 # too; imports for type checkers do not.
-BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files"]
+BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files", "rlhf.distributed"]
 SETTINGS = [*BASIC, "rlhf.registry", "rlhf.schema", "rlhf.tree", "rlhf.yaml_files", "rlhf.command"]
 ALLOWED = {
     "rlhf": [],
@@ -26,6 +26,7 @@ ALLOWED = {
     "rlhf.types": ["rlhf.tally"],
     "rlhf.files": ["rlhf.errors"],
     "rlhf.interruption": [],
+    "rlhf.distributed": [],
     "rlhf.command": ["rlhf.errors", "rlhf.interruption"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.types"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,9 @@ from rlhf.errors import UserError, require
 class LiveNormalization:
     """Mean and deviation that scores are measured in, the same on every rank; kept in checkpoints."""
 
-    def __init__(self, settings: ScoreNormalization, total: Callable[[float], float]) -> None:
+    def __init__(self, settings: ScoreNormalization) -> None:
         self.samples = settings.samples
         self.running = settings.running
-        self.total = total
         self.moments = Moments(0.0, 0.0, 0.0)
 
     @property
@@ -59,12 +57,9 @@ class LiveNormalization:
 
     def _include(self, scores: Tensor) -> None:
         values = scores.double()
-        count = self.total(float(values.numel()))
-        mean = self.total(float(values.sum())) / count
-        # a second pass about the mean of all ranks
-        self.moments = merge_moments(
-            self.moments, Moments(count, mean, self.total(float((values - mean).square().sum())))
-        )
+        mean = float(values.mean())
+        moments = Moments(float(values.numel()), mean, float((values - mean).square().sum()))
+        self.moments = merge_moments(self.moments, moments)
 
     def __call__(self, scores: Tensor, mask: Tensor) -> Tensor:
         """(score − mean) / std of each response; the shape stays."""
@@ -97,10 +92,6 @@ class ScoreNormalization:
     def __post_init__(self) -> None:
         require(at_least=2, samples=self.samples)
 
-    def build(self, total: Callable[[float], float]) -> LiveNormalization:
-        """Not yet measured: mean 0, deviation 1.
-
-        Args:
-            total: Sum of a number over data-parallel processes: an engine's ``total``.
-        """
-        return LiveNormalization(self, total)
+    def build(self) -> LiveNormalization:
+        """Not yet measured: mean 0, deviation 1."""
+        return LiveNormalization(self)

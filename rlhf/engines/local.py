@@ -44,6 +44,7 @@ class LocalEngine(LiveEngine):
         self.max_grad_norm = max_grad_norm
         self.steps = 0
         self.optimizer: torch.optim.Optimizer | None = None
+        self.names: list[str] = []
         self.trained: list[nn.Parameter] = []
         self.passes: list[TrainingPass[Any]] = []
         """What the gradient of the coming step is made of."""
@@ -57,6 +58,7 @@ class LocalEngine(LiveEngine):
                     f"weight {name} is {parameter.dtype}: Local keeps no fp32 master weights, and an update of a "
                     "half-precision weight is mostly rounded away; set the policy's dtype to fp32"
                 )
+        self.names = [name for name, _ in named]
         self.trained = [parameter for _, parameter in named]
         self.optimizer = optimizer.build(named)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
@@ -178,18 +180,30 @@ class LocalEngine(LiveEngine):
     def inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
 
+    def whole(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.names, shards, strict=True))
+
+    def cut(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        return [weights[name] for name in self.names]
+
     def state_dict(self) -> dict[str, Any]:
-        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        states = None if self.optimizer is None else [self.optimizer.state[parameter] for parameter in self.trained]
+        optimizer = None if states is None else dict(zip(self.names, map(dict, states), strict=True))
         return {"model": self.full_state(), "optimizer": optimizer, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.steps = state["steps"]
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(state["optimizer"])
+            for name, parameter in zip(self.names, self.trained, strict=True):
+                self.optimizer.state[parameter] = {k: _copied(v) for k, v in state["optimizer"][name].items()}
 
     def full_state(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,25 +94,24 @@ class OfflineTrainer(Generic[M]):
         """One optimiser step on a batch of any size; its figures."""
         start = time.perf_counter()
         engine, settings = self.algorithm.engine, self.algorithm
-        denominators = {name: engine.total(count) for name, count in settings.denominators(batch).items()}
         tally = self.engine.accumulate(
             batch.split(engine.rows_at_once),
             self._loss(self.data.train),
-            denominators,
+            settings.denominators(batch),
             want=settings.want,
             dropout=True,
         )
         step = self.engine.step()
         seconds = time.perf_counter() - start
-        tokens = engine.total(float(batch.sequences.attention_mask.sum()))
+        tokens = float(batch.sequences.attention_mask.sum())
         return {
             "step": self.engine.steps,
-            **engine.reduce(tally).compute(),
+            **tally.compute(),
             "grad_norm/policy": step["grad_norm"],
             "lr/policy": step["lr"],
             "time/train": seconds,
             "throughput/train_tokens_per_s": tokens / seconds,
-            "throughput/samples_per_s": engine.total(float(len(batch) / batch.unit)) / seconds,
+            "throughput/samples_per_s": len(batch) / batch.unit / seconds,
         }
 
     def evaluate(self) -> dict[str, float]:
@@ -121,7 +120,7 @@ class OfflineTrainer(Generic[M]):
         outputs = self.engine.evaluate(self.heldout, want=self.algorithm.want)
         for batch, output in zip(self.heldout, outputs, strict=True):
             tally.merge(self._loss(self.data.heldout)(output, batch)[1])
-        figures = {f"eval/{name}": value for name, value in self.algorithm.engine.reduce(tally).compute().items()}
+        figures = {f"eval/{name}": value for name, value in tally.compute().items()}
         if self.algorithm.form == "demonstration" and "eval/loss" in figures:
             loss = figures["eval/loss"]
             figures["eval/perplexity"] = math.exp(loss) if loss < 709 else math.inf  # beyond, math.exp raises

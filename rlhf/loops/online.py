@@ -71,7 +71,7 @@ class OnlineTrainer:
         self.policy, self.critic = build_learners(algorithm, built, context)
         self.scorer = algorithm.reward.build(algorithm.engine, self.tokenizer)
         normalization = algorithm.score_normalization
-        self.normalization = None if normalization is None else normalization.build(algorithm.engine.total)
+        self.normalization = None if normalization is None else normalization.build()
         self.controller = None if algorithm.kl is None else algorithm.kl.controller.build()
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
@@ -287,15 +287,14 @@ class OnlineTrainer:
             yield from order.split(self.algorithm.mini_batch_size)
 
     def _optimiser_step(self, batch: Batch) -> dict[str, float]:
-        engine = self.algorithm.engine
-        denominators = {name: engine.total(count) for name, count in self.algorithm.denominators(batch).items()}
+        denominators = self.algorithm.denominators(batch)
         tally, figures = Tally(), {}
         if self.critic is not None or self.warming_up:
             figures |= self._value_step(batch, denominators, tally)
         if not self.warming_up:
             figures |= self._policy_step(batch, denominators, tally)
         self.steps += 1
-        return {"step": self.steps, "iteration": self.iteration + 1, **engine.reduce(tally).compute(), **figures}
+        return {"step": self.steps, "iteration": self.iteration + 1, **tally.compute(), **figures}
 
     def _value_step(self, batch: Batch, denominators: Mapping[str, float], tally: Tally) -> dict[str, float]:
         """A step of the critic alone: of its own model, or of the head on the policy's trunk while it warms up."""
@@ -322,7 +321,7 @@ class OnlineTrainer:
         mixture, engine = self.algorithm.mixture, self.algorithm.engine
         assert mixture is not None and self.mixture is not None
         texts = next_texts(self.algorithm, self.mixture, pad_id=self.pad_id)
-        count = engine.total(float(texts.mask.sum()))
+        count = float(texts.mask.sum())
         compare = mixture.gradient_every > 0 and self.policy.steps % mixture.gradient_every == 0
         before = self.policy.gradient() if compare else []
 

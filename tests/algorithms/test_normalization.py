@@ -1,8 +1,5 @@
 """Shift and scale of scores, per response and per token."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -14,12 +11,8 @@ MASK = torch.tensor([[True, True, True], [True, True, False]])
 PER_TOKEN = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 99.0]])
 
 
-def alone(value: float) -> float:
-    return value
-
-
 def live(**settings) -> LiveNormalization:
-    return ScoreNormalization(**settings).build(alone)
+    return ScoreNormalization(**settings).build()
 
 
 def test_measured_once_and_kept():
@@ -63,32 +56,6 @@ def test_running_statistics_resume_exactly():  # case D7
         first.observe(batch)
         second.observe(batch)
     assert first.state_dict() == second.state_dict()
-
-
-def test_all_ranks_share_the_statistics():
-    """Two ranks in two threads; ``total`` is a sum over both."""
-    barrier, given = threading.Barrier(2), [0.0, 0.0]
-
-    def rank(number: int) -> LiveNormalization:
-        def total(value: float) -> float:
-            given[number] = value
-            barrier.wait(timeout=10)
-            answer = sum(given)
-            barrier.wait(timeout=10)
-            return answer
-
-        mine = ScoreNormalization(running=True).build(total)
-        mine.measure(shares[0][number])
-        mine.observe(shares[1][number])
-        return mine
-
-    scores = torch.randn(2, 20).double()
-    shares = [[scores[0, :4], scores[0, 4:]], [scores[1, :19], scores[1, 19:]]]
-    with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(rank, range(2))
-    assert one.state_dict() == two.state_dict()
-    assert one.mean == pytest.approx(float(scores.mean()))
-    assert one.std == pytest.approx(float(scores.flatten().std()))
 
 
 def test_equal_scores_give_nothing_to_divide_by():

@@ -40,6 +40,7 @@ def sample(
     groups: Tensor | None = None,
     on_tokens: OnTokens | None = None,
     forbidden: Tensor | None = None,
+    all_done: Callable[[bool], bool] | None = None,
 ) -> Rollout:
     """One response per prompt, without gradient or dropout; the model is left in the mode it was in.
 
@@ -56,6 +57,8 @@ def sample(
         on_tokens: Told of every step as it is made: the prompts still being answered and the token drawn for each.
         forbidden: [V] bool, ids that are never drawn, such as those the tokenizer has no token for. They keep their
             share of ``rollout_logprobs``, which are those of the full softmax. None: all may be drawn.
+        all_done: Where processes must make the same number of forward passes: maps, at each step, whether the rows
+            here are finished to whether those of all processes are. They must bring equally many prompts.
 
     Returns:
         The rollout on the model's device, T its longest response.
@@ -77,7 +80,7 @@ def sample(
         for start in range(0, len(prompts), sampling.max_rows):
             part = slice(start, start + sampling.max_rows)
             ids, mask = _left_padded(prompts.ids[part], pad_id, lm.device)
-            _respond(lm, ids, mask, sampling, seed, rows[part], stops, forbidden, out, start, on_tokens)
+            _respond(lm, ids, mask, sampling, seed, rows[part], stops, forbidden, out, start, on_tokens, all_done)
     return _assemble(prompts, out, stops, pad_id, decode, groups)
 
 
@@ -106,6 +109,7 @@ def _respond(
     out: _Columns,
     first: int,
     on_tokens: OnTokens | None,
+    all_done: Callable[[bool], bool] | None,
 ) -> None:
     """Fills ``out`` for rows decoded together, which are ``first`` and following of all.
 
@@ -132,10 +136,10 @@ def _respond(
         finished |= stops[drawn.ids]
         ids, positions = drawn.ids.unsqueeze(1), positions[:, -1:] + 1
         done = int(finished.sum())
-        if done == len(rows):
+        if (done == len(rows)) if all_done is None else all_done(done == len(rows)):
             return
-        if done * COMPACT_AT >= len(rows):
-            keep = (~finished).nonzero().flatten()
+        if done * COMPACT_AT >= len(rows) > 1:
+            keep = (~finished).nonzero().flatten() if done < len(rows) else finished.new_zeros(1, dtype=torch.int64)
             forward.keep(keep)
             rows, finished, mask, uniforms = rows[keep], finished[keep], mask[keep], uniforms[keep]
             ids, positions = ids[keep], positions[keep]

@@ -1,0 +1,118 @@
+"""The processes of a run: how many there are, which one this is, and what they agree on.
+
+Every process runs the same loops on the same data and comes to the same numbers; only engines divide work. So one
+process alone (:func:`is_main`) writes files and speaks. Without a launcher there is one process, and nothing to agree
+on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)
+"""How long processes wait for one another, such as for the one that prepares the data, before they give up."""
+
+
+def launched() -> int:
+    """How many processes a launcher (torchrun, deepspeed, Slurm with torch's variables) has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _active() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def start() -> None:
+    """Connects the processes of a launcher; does nothing where there is none, or where they are connected already.
+
+    Raises:
+        ValueError: the launcher's variables are not whole.
+    """
+    if launched() == 1 or _active():
+        return
+    import torch
+    import torch.distributed as dist
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+
+
+def stop() -> None:
+    """Parts the processes, once all are here: one that leaves early may end the others with an error."""
+    import torch.distributed as dist
+
+    if _active() and launched() > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if _active() else int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Number of processes."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if _active() else launched()
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes files and speaks."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Waits until every process is here."""
+    import torch.distributed as dist
+
+    if _active() and world_size() > 1:
+        dist.barrier()
+
+
+def broadcast(value: T) -> T:
+    """What the main process has, on all."""
+    return gather(value)[0]
+
+
+def gather(value: T) -> list[T]:
+    """What each process has, in order, on all of them. For small objects: they are pickled."""
+    import torch.distributed as dist
+
+    if not _active() or world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def once(make: Callable[[], T]) -> T:
+    """What ``make`` answers on the main process, on all; an error there is raised on all.
+
+    Args:
+        make: Called by one process only: for what is costly, answers differently each time, or touches the world.
+    """
+    if world_size() == 1:
+        return make()
+    answer, error = None, None
+    if is_main():
+        try:
+            answer = make()
+        except Exception as raised:
+            error = raised
+    answer, error = broadcast((answer, error))
+    if error is not None:
+        raise error
+    return answer  # pyright: ignore[reportReturnType]

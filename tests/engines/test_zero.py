@@ -1,0 +1,62 @@
+"""``Zero`` gives what ``Local`` gives: every stage, one process and two, whatever share of the rows each has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zero_runs
+
+from rlhf.algorithms.optimizers import SGD
+from rlhf.engines.local import Local
+from rlhf.engines.zero import Zero
+
+STAGES = (0, 1, 2, 3)
+EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+"""Weights are parted again after every use: a tiny model would stay gathered, and hide passes that do not match."""
+KINDS = ("sft", "reward", "ppo")
+
+
+def zero(stage: int, **settings: Any) -> Zero:
+    config = {"zero_optimization": EAGER} if stage == 3 else {}
+    return Zero(stage=stage, **{"config": config, "micro_batch_size": 1, **settings})  # type: ignore[arg-type]
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """Figures to 1e-5 of their size (of 1e-2 where they are sums that cancel), weights to 1e-5."""
+    assert len(found["lines"]) == len(expected["lines"])
+    for mine, its in zip(found["lines"], expected["lines"], strict=True):
+        assert mine == pytest.approx(its, rel=tolerance, abs=tolerance * 1e-1)
+    for part in expected.keys() - {"lines"}:
+        assert found[part].keys() == expected[part].keys()
+        for name, weight in expected[part].items():
+            assert torch.allclose(found[part][name].to(weight), weight, rtol=0, atol=tolerance), (part, name)
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[tuple[str, int], dict[str, Any]]:
+    return {}
+
+
+def local(references: dict[tuple[str, int], dict[str, Any]], kind: str, steps: int) -> dict[str, Any]:
+    if (kind, steps) not in references:
+        references[kind, steps] = zero_runs.train(kind, Local(micro_batch_size=2), steps, optimizer=SGD(lr=0.1))
+    return references[kind, steps]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_as_one_does(two_processes, references, kind, stage) -> None:
+    found = two_processes.run(zero_runs.train, kind, zero(stage), 2, optimizer=SGD(lr=0.1))
+    agree(found[0], local(references, kind, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", [1, 2])
+def test_ten_steps(request, references, kind, stage, world) -> None:
+    processes = request.getfixturevalue("two_processes" if world == 2 else "one_process")
+    found = processes.run(zero_runs.train, kind, zero(stage, micro_batch_size=3 - world), 10, optimizer=SGD(lr=0.1))
+    agree(found[0], local(references, kind, 10))

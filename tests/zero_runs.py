@@ -1,0 +1,58 @@
+"""Training by ``Local`` and by ``Zero``, told apart by nothing but the engine; run in processes by the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tiny_runs
+
+from rlhf import distributed
+from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.critics import OwnTrunk
+from rlhf.algorithms.objectives import Mixture
+from rlhf.algorithms.optimizers import SGD
+from rlhf.interfaces import Engine
+from rlhf.loops.offline import OfflineTrainer
+from rlhf.loops.online import OnlineTrainer
+
+
+def make(kind: str, engine: Engine, **settings: Any) -> Any:
+    """A stage's algorithm."""
+    if kind == "sft":
+        return tiny_runs.sft(engine=engine, batch_size=5, **settings)
+    if kind == "reward":
+        return tiny_runs.reward_modelling(engine=engine, batch_size=5, **settings)
+    mixture = Mixture(data=tiny_runs.data("text", 12), batch_size=3, gradient_every=1)
+    critic = OwnTrunk(optimizer=SGD(lr=0.1), warmup_iterations=1)
+    return tiny_runs.ppo(engine=engine, mixture=mixture, averaging=EMA(decay=0.5), critic=critic, **settings)
+
+
+def train(kind: str, engine: Engine, steps: int, **settings: Any) -> dict[str, Any]:
+    """Some steps: the figures of each, and the weights after the last on the main process."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = dataclasses.replace(tiny_runs.context(Path(folder)), cache_dir=None)
+        algorithm = make(kind, engine, **settings)
+        lines: list[dict[str, float]] = []
+        found: dict[str, Any] = {}
+        if kind == "ppo":
+            trainer = OnlineTrainer(algorithm, context)
+            for _ in range(steps):
+                lines.append(trainer.train_rlhf(trainer.generate_experience(), lines.append))
+            live = trainer.policy
+            assert trainer.average is not None
+            found["ema"] = live.whole(trainer.average.shards)
+            if trainer.critic is not None:
+                found["critic"] = trainer.critic.full_state()
+        else:
+            trainer = OfflineTrainer(algorithm, context)
+            lines += [trainer.train_step(trainer.next_batch()) for _ in range(steps)]
+            lines.append(trainer.evaluate())
+            live = trainer.engine
+        found["weights"] = live.full_state()
+        found["lines"] = [
+            {name: value for name, value in line.items() if not name.startswith(tiny_runs.TIMED)} for line in lines
+        ]
+        return found if distributed.is_main() else {}
