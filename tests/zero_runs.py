@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tempfile
 from pathlib import Path
@@ -30,8 +31,18 @@ def make(kind: str, engine: Engine, **settings: Any) -> Any:
     return tiny_runs.ppo(engine=engine, mixture=mixture, averaging=EMA(decay=0.5), critic=critic, **settings)
 
 
-def train(kind: str, engine: Engine, steps: int, **settings: Any) -> dict[str, Any]:
-    """Some steps: the figures of each, and the weights after the last on the main process."""
+def train(
+    kind: str, engine: Engine, steps: int, *, start: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Some steps: the figures of each, and weights and state after the last, on the main process.
+
+    Args:
+        kind: Of the algorithm.
+        engine: What trains it.
+        steps: Optimiser steps, of PPO iterations.
+        start: A state that another call has answered, to go on from.
+        **settings: Of the algorithm.
+    """
     with tempfile.TemporaryDirectory() as folder:
         context = dataclasses.replace(tiny_runs.context(Path(folder)), cache_dir=None)
         algorithm = make(kind, engine, **settings)
@@ -39,6 +50,8 @@ def train(kind: str, engine: Engine, steps: int, **settings: Any) -> dict[str, A
         found: dict[str, Any] = {}
         if kind == "ppo":
             trainer = OnlineTrainer(algorithm, context)
+            if start is not None:
+                trainer.load_state_dict(start)
             for _ in range(steps):
                 lines.append(trainer.train_rlhf(trainer.generate_experience(), lines.append))
             live = trainer.policy
@@ -48,11 +61,33 @@ def train(kind: str, engine: Engine, steps: int, **settings: Any) -> dict[str, A
                 found["critic"] = trainer.critic.full_state()
         else:
             trainer = OfflineTrainer(algorithm, context)
+            if start is not None:
+                trainer.load_state_dict(start)
             lines += [trainer.train_step(trainer.next_batch()) for _ in range(steps)]
             lines.append(trainer.evaluate())
             live = trainer.engine
         found["weights"] = live.full_state()
+        found["state"] = copy.deepcopy(trainer.state_dict())
         found["lines"] = [
             {name: value for name, value in line.items() if not name.startswith(tiny_runs.TIMED)} for line in lines
         ]
         return found if distributed.is_main() else {}
+
+
+def average(engine: Engine, kind: str, decay: float, steps: int, **settings: Any) -> tuple[float, float]:
+    """How far an EMA is from the closed form of the master weights it was shown, and how far it has moved; per rank."""
+    algorithm = tiny_runs.sft(engine=engine, batch_size=4, optimizer=SGD(lr=0.1), **settings)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = OfflineTrainer(algorithm, dataclasses.replace(tiny_runs.context(Path(folder)), cache_dir=None))
+        live = trainer.engine
+        average = EMA(decay=decay).build(live.master())
+        start = expected = {name: weight.double().clone() for name, weight in live.whole(live.master()).items()}
+        for _ in range(steps):
+            trainer.train_step(trainer.next_batch())
+            average.update(live.master())
+            masters = live.whole(live.master())
+            expected = {name: decay * expected[name] + (1 - decay) * masters[name].double() for name in expected}
+        found = live.whole(average.shards)
+        off = max(float((found[name].double() - expected[name]).abs().max()) for name in found)
+        moved = max(float((found[name].double() - start[name]).abs().max()) for name in found)
+        return off, moved

@@ -116,11 +116,12 @@ def complete(settings: Zero, *, clip: float) -> dict[str, Any]:
 def connect() -> None:
     """Makes DeepSpeed ready on this process: alone, or with those of the launcher."""
     import torch.distributed as dist
+    from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
     distributed.start()
     if not dist.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
-        dist.init_process_group("gloo", store=dist.distributed_c10d.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # of torch's own renamed functions, which DeepSpeed still calls by their former names
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")

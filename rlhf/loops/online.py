@@ -335,6 +335,8 @@ class OnlineTrainer:
         """All that continues the stage exactly, but for the global random state."""
         parts = {name: getattr(self, name) for name in STATEFUL}
         states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        if self.average is not None:
+            states["average"] = {**states["average"], "shards": self.policy.whole(self.average.shards)}
         counts = {"iteration": self.iteration, "steps": self.steps, "responses": self.responses}
         return {**counts, **states}
 
@@ -342,9 +344,11 @@ class OnlineTrainer:
         """Continues from :meth:`state_dict`."""
         self.iteration, self.steps, self.responses = state["iteration"], state["steps"], state["responses"]
         for name in STATEFUL:
-            part = getattr(self, name)
+            part, saved = getattr(self, name), state.get(name)
+            if name == "average" and part is not None:
+                saved = {**saved, "shards": self.policy.cut(saved["shards"])}
             if part is not None:
-                part.load_state_dict(state[name])
+                part.load_state_dict(saved)
 
 
 def _mixture_loss(mixture: Mixture, outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:
