@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import socket
 import sys
 import traceback
@@ -34,9 +35,9 @@ def _work(rank: int, world: int, port: int, path: list[str], tasks: Any, answers
 
     distributed.start()
     while (task := tasks.get()) is not None:
-        function, arguments, settings = task
+        function, arguments, settings = pickle.loads(task)
         try:
-            answers.put((rank, None, function(*arguments, **settings)))
+            answers.put((rank, None, pickle.dumps(function(*arguments, **settings))))
         except BaseException:
             answers.put((rank, traceback.format_exc(), None))
     distributed.stop()
@@ -70,8 +71,9 @@ class Processes:
         """
         if not self.workers:
             self._start()
+        task = pickle.dumps((function, arguments, settings))  # by us: queues share tensors' memory, and may wait for it
         for tasks in self.tasks:
-            tasks.put((function, arguments, settings))
+            tasks.put(task)
         found: list[Any] = [None] * self.world
         for _ in range(self.world):
             try:
@@ -82,7 +84,7 @@ class Processes:
             if error is not None:
                 self.end()
                 raise AssertionError(f"on rank {rank}: {error}")
-            found[rank] = answer
+            found[rank] = pickle.loads(answer)
         return found
 
     def end(self) -> None:

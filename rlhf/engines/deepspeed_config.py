@@ -122,13 +122,13 @@ def connect() -> None:
     if not dist.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # of torch's own renamed functions, which DeepSpeed still calls by their former names
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if deepspeed.comm.is_initialized():
         return
     # An all-reduce in shared memory, which takes minutes to compile and is not used: gloo's does.

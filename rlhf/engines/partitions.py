@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf import distributed
 from rlhf.errors import UserError
 
 Slots = dict[str, Tensor]
@@ -104,17 +105,21 @@ class Partition(ABC):
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """What the optimiser keeps for each weight, whole: every process has to ask."""
-        found: dict[str, dict[str, Tensor]] = {}
+        kinds = self._kinds()
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        numbers: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for number, name in enumerate(self.names):
             slots, place = self._slots(number)
-            found[name] = {}
-            for key in self._keys():
+            for key, single in kinds.items():
                 value = slots.get(key)
-                if self._single(value):
-                    found[name][key] = torch.as_tensor(value).detach().clone()
-                else:
+                if not single:
                     fragment = self.master(number).new_empty(0) if value is None else value.reshape(-1)[place]
                     found[name][key] = self.whole(fragment, number)
+                elif value is not None:
+                    numbers[name][key] = torch.as_tensor(value).detach().cpu().clone()
+        for part in distributed.gather(numbers):
+            for name, values in part.items():
+                found[name] |= values
         return found
 
     def load_optimizer_state(self, state: dict[str, dict[str, Tensor]]) -> None:
@@ -137,14 +142,11 @@ class Partition(ABC):
     def _link(self) -> None:  # noqa: B027 - nothing to be done in most layouts
         """Called after optimiser states were made."""
 
-    def _keys(self) -> list[str]:
-        """Names of what the optimiser keeps, on all processes: one that owns no weight keeps nothing."""
-        own = {key for slots in self.inner.state.values() for key, value in slots.items() if value is not None}
-        if not self.shared:
-            return sorted(own)
-        everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, own)
-        return sorted(set().union(*everywhere))
+    def _kinds(self) -> dict[str, bool]:
+        """What the optimiser keeps, and whether it is a single number; asked of all processes: some own no weight."""
+        slots = [item for state in self.inner.state.values() for item in state.items() if item[1] is not None]
+        own = {key: self._single(value) for key, value in slots}
+        return dict(sorted({key: single for part in distributed.gather(own) for key, single in part.items()}.items()))
 
     @staticmethod
     def _single(value: Any) -> bool:

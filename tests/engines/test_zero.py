@@ -65,15 +65,11 @@ def test_ten_steps(request, references, kind, stage, world) -> None:
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 
-@pytest.mark.parametrize(
-    ("world", "stage"),
-    [
-        (2, 2),
-        (2, 3),
-        (1, 0),
-        *(pytest.param(w, s, marks=pytest.mark.slow) for w, s in [(1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]),
-    ],
-)
+LAYOUTS = [(2, 2), (2, 3), (1, 0)]
+OTHERS = [pytest.param(*layout, marks=pytest.mark.slow) for layout in [(1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]]
+
+
+@pytest.mark.parametrize(("world", "stage"), [*LAYOUTS, *OTHERS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_goes_on_anywhere(request, references, kind, world, stage) -> None:
     """Adam's state travels: from two processes at stage 3 to any other layout, and to ``Local``."""
@@ -99,7 +95,7 @@ def test_an_average_is_the_closed_form_on_every_process(two_processes, stage, mi
     for off, moved in two_processes.run(
         zero_runs.average, zero(stage, micro_batch_size=micro_batch_size), "sft", 0.9, 3
     ):
-        assert off < 1e-7 and moved > 1e-4
+        assert off < 5e-7 and moved > 1e-4
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -107,4 +103,4 @@ def test_an_average_of_half_precision_moves_as_that_of_the_fp32_masters(two_proc
     """A step of 0.1 % is lost in bf16 weights, whose neighbours are 0.4 % apart."""
     (off, moved), (_, other) = two_processes.run(zero_runs.average, zero(stage, precision="bf16"), "sft", 0.999, 3)
     (_, exact) = zero_runs.average(Local(), "sft", 0.999, 3)
-    assert off < 1e-7 and moved == other == pytest.approx(exact, rel=0.05)
+    assert off < 5e-7 and moved == other == pytest.approx(exact, rel=0.05)
