@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rlhf.data.cache import AUTO
-from rlhf.interfaces import MetricSink
+from rlhf.engines.checkpoint import Checkpoints
+from rlhf.interfaces import Engine, MetricSink
 from rlhf.interruption import StopRequest
 
 
@@ -26,6 +27,8 @@ class StageContext:
         console: Where to print; None for the terminal.
         stop: Whether somebody has asked the run to stop; a loop looks at it where it can save a checkpoint.
         cache_dir: Where prepared data are kept, see :class:`rlhf.Experiment`.
+        keep_checkpoints: How many checkpoints are kept.
+        save_in_background: Whether checkpoints are written while the training goes on.
     """
 
     directory: Path
@@ -35,6 +38,19 @@ class StageContext:
     console: Console | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     cache_dir: str | None = AUTO
+    keep_checkpoints: int = 2
+    save_in_background: bool = False
+
+    def checkpoints(self, engine: Engine) -> Checkpoints:
+        """The stage's checkpoints, written by all processes of an engine."""
+        return Checkpoints(
+            self.directory / "checkpoints",
+            keep=self.keep_checkpoints,
+            background=self.save_in_background,
+            rank=engine.rank,
+            world_size=engine.world_size,
+            total=engine.total,
+        )
 
     def seed_for(self, purpose: str) -> int:
         """A seed of its own for each purpose, the same in every process: no two streams are correlated."""

@@ -74,7 +74,7 @@ def _(algorithm: Offline, context: StageContext) -> Preview:
 
 @preview.register
 def _(algorithm: PPO, context: StageContext) -> Preview:
-    from rlhf.loops.online import next_prompts, prompt_stream
+    from rlhf.loops.prompts import next_prompts, prompt_stream
 
     phase = algorithm.data.phase or algorithm.phase
     tokenizer = algorithm.policy.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights")).tokenizer
