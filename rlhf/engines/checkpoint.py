@@ -19,7 +19,8 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,20 +30,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf.engines.manifest import MANIFEST, SHARED, Damaged, check_files, own_file, read_manifest
 from rlhf.errors import UserError
 from rlhf.files import (
     SummedFile,
     atomic_text,
     begin_folder,
-    checksum,
     full_disk_named,
     put_in_place,
     recover_folder,
     refusals_named,
 )
-
-MANIFEST = "manifest.json"
-SHARED = "state.pt"
 
 
 def rng_state() -> dict[str, Any]:
@@ -68,49 +66,23 @@ def identity(weights: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def own_file(rank: int) -> str:
-    """Name of the file with what is a process's own."""
-    return f"rank_{rank}.pt"
-
-
-class Damaged(Exception):
-    """A checkpoint is not as it was written; the text says in what."""
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself.
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Inside, what a checkpoint holds is given to those who go on from it: a refusal has its name.
 
     Raises:
-        Damaged: it does not, or not in full.
+        UserError: it is of another model, optimiser or data.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = manifest["files"]
-        if not {SHARED, *(own_file(rank) for rank in range(manifest["world_size"]))} <= files.keys():
-            raise Damaged(f"{MANIFEST} does not name all files")
-    except FileNotFoundError:
-        raise Damaged(f"there is no {path.name}/{MANIFEST}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
-    return manifest
-
-
-def check_files(path: Path, manifest: Mapping[str, Any], names: list[str]) -> None:
-    """Compares files of a checkpoint with what the manifest says was written.
-
-    Raises:
-        Damaged: one is not there, or is another.
-    """
-    for name in names:
-        size, digest = manifest["files"][name]
-        try:
-            there = checksum(path / name)
-        except OSError as error:
-            raise Damaged(f"{name}: {error.strerror}") from None
-        if there[0] != size:
-            raise Damaged(f"{name} has {there[0]} bytes, and {size} were written")
-        if there[1] != digest:
-            raise Damaged(f"{name} does not hold what was written")
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(
+            f"{path} does not fit this stage ({reason}); a checkpoint continues a stage of the same models, optimiser "
+            "and data only"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -314,14 +286,17 @@ class Checkpoints:
 
     # ----------------------------------------------------------------------------------------------------------- load
 
-    def load(self) -> Loaded | None:
+    def load(self, path: Path | None = None) -> Loaded | None:
         """The newest checkpoint that is whole, or None where there has never been one.
+
+        Args:
+            path: The folder of a checkpoint, here or elsewhere, which is to be taken and no other.
 
         Raises:
             UserError: there are some, but none of them is whole; or it was written by another number of processes.
         """
         self._together(lambda: self._recover() if self.rank == 0 else None)
-        candidates, notes = self._candidates()
+        candidates, notes = ([path], []) if path is not None else self._candidates()
         for path in candidates:
             found, problem = self._read(path)
             if not self.total(float(found is None)):

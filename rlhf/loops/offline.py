@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from rlhf.algorithms.base import Offline
 from rlhf.data.examples import Examples
 from rlhf.data.stream import Batches, Stream
-from rlhf.engines.checkpoint import restore_rng, rng_state
+from rlhf.engines.checkpoint import Loaded, fitting, restore_rng, rng_state
 from rlhf.errors import UserError
 from rlhf.interfaces import LossFn
 from rlhf.loops.context import StageContext
@@ -62,6 +63,7 @@ class OfflineTrainer(Generic[M]):
         )
         self.heldout = self._heldout_batches()
         self.checkpoints = context.checkpoints(algorithm.engine)
+        self.resumed: Loaded | None = None
 
     def _check_positions(self) -> None:
         """Refuses rows that the model has no positions for, before a step is made."""
@@ -149,11 +151,17 @@ class OfflineTrainer(Generic[M]):
         self.algorithm.save(directory, self.model, self.tokenizer, self.engine.full_state())
         save_usage(directory, self.algorithm.data.template)
 
+    def resume(self, checkpoint: Path | None = None) -> None:
+        """Continues from a checkpoint, or from the newest that there is, unless that has been done."""
+        if self.resumed is None and (found := self.checkpoints.load(checkpoint)) is not None:
+            with fitting(found.path):
+                self.load_state_dict({**found.shared, **found.own})
+            self.resumed = found
+
     def fit(self) -> dict[str, float]:
         """Runs the stage, from its newest checkpoint if it has one, and saves the model. The last figures."""
-        found = self.checkpoints.load()
-        if found is not None:
-            self.load_state_dict({**found.shared, **found.own})
+        self.resume()
+        found = self.resumed
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
@@ -199,7 +207,8 @@ class OfflineTrainer(Generic[M]):
         if stopping or self._due(self.algorithm.save_every):
             shared = {**self.state_dict(), "metrics": metrics.position()}
             own = {name: shared.pop(name) for name in ("engine", "rng")}
-            self.checkpoints.save(self.engine.steps, shared, own)
+            about = {"algorithm": type(self.algorithm).__qualname__}
+            self.checkpoints.save(self.engine.steps, shared, own, about=about)
         if stopping:
             self.checkpoints.finish()
             raise stop.stopped(f"step {self.engine.steps} of {self.total_steps} is saved")

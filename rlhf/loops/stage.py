@@ -6,11 +6,12 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import NoReturn, cast
 
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.stored_rollouts import NORMALIZATION, exact_rows, iteration_file
-from rlhf.engines.checkpoint import restore_rng, rng_state
+from rlhf.engines.checkpoint import Loaded, fitting, restore_rng, rng_state
 from rlhf.loops.context import StageContext
 from rlhf.loops.data_file import write_summary
 from rlhf.loops.evaluation import Evaluator
@@ -35,16 +36,22 @@ class OnlineStage:
         self.trainer = OnlineTrainer(algorithm, context)
         self.evaluator = Evaluator(self.trainer)
         self.checkpoints = context.checkpoints(algorithm.engine)
+        self.resumed: Loaded | None = None
         self.rollouts = context.directory / "rollouts"
         self.saving = 0.0  # seconds spent on the latest checkpoint, told with the next line
 
+    def resume(self, checkpoint: Path | None = None) -> None:
+        """Continues from a checkpoint, or from the newest that there is, unless that has been done."""
+        if self.resumed is None and (found := self.checkpoints.load(checkpoint)) is not None:
+            with fitting(found.path):
+                self.trainer.load_state_dict({**found.shared, **found.own})
+                restore_rng(found.own["rng"])
+            self.resumed = found
+
     def fit(self) -> dict[str, float]:
         """All iterations, then the export. Returns the last figures."""
-        trainer = self.trainer
-        found = self.checkpoints.load()
-        if found is not None:
-            trainer.load_state_dict({**found.shared, **found.own})
-            restore_rng(found.own["rng"])
+        self.resume()
+        trainer, found = self.trainer, self.resumed
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
@@ -147,7 +154,11 @@ class OnlineStage:
         start, trainer = time.perf_counter(), self.trainer
         shared = {**trainer.state_dict(), "metrics": metrics.position()}
         own = {"rng": rng_state(), **{name: shared.pop(name) for name in OWN if name in shared}}
-        about = {"iteration": trainer.iteration, "rollouts": trainer.iteration + (trainer.update is not None)}
+        about = {
+            "algorithm": type(self.algorithm).__qualname__,
+            "iteration": trainer.iteration,
+            "rollouts": trainer.iteration + (trainer.update is not None),
+        }
         self.checkpoints.save(trainer.steps, shared, own, about=about)
         self.saving = time.perf_counter() - start
 

@@ -15,7 +15,7 @@ def policy():
 
 
 def test_the_reference_is_a_frozen_copy(policy, tmp_path):
-    reference, which = build_reference(tiny_runs.ppo(), policy, tiny_runs.context(tmp_path))
+    reference, _ = build_reference(tiny_runs.ppo(), policy, tiny_runs.context(tmp_path))
     assert reference is not None and reference.master() == []
     with torch.no_grad():
         policy.module.transformer.wte.weight.zero_()
