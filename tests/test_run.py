@@ -42,6 +42,7 @@ def test_print_config_prints_every_setting_and_runs_nothing(config, capsys, monk
 
 def test_the_experiment_is_run_and_reported(config, monkeypatch, capsys):
     calls = []
+
     def run(self, *, overwrite, resume, console):
         calls.append((self.seed, overwrite, resume))
 
