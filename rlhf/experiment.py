@@ -115,7 +115,7 @@ class Experiment:
                 stages; without it that is an error. Names of stages run these anew too, whether or not they have
                 changed.
             resume: ``auto`` continues an interrupted stage; ``never`` runs it anew; the folder of a checkpoint
-                continues the first unfinished stage from there.
+                continues the stage of its name from there, or the first unfinished one where there is none.
             console: Where progress is shown; None for the terminal, a quiet one for nowhere.
 
         Returns:

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         metavar="auto|never|PATH",
         help="auto (the default) continues an interrupted stage from its newest checkpoint, never runs it anew, and "
-        "the folder of a checkpoint continues the first unfinished stage from there",
+        "the folder of a checkpoint continues the stage of its name from there",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument(

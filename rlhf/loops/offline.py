@@ -207,7 +207,7 @@ class OfflineTrainer(Generic[M]):
         if stopping or self._due(self.algorithm.save_every):
             shared = {**self.state_dict(), "metrics": metrics.position()}
             own = {name: shared.pop(name) for name in ("engine", "rng")}
-            about = {"algorithm": type(self.algorithm).__qualname__}
+            about = {"stage": self.context.name, "algorithm": type(self.algorithm).__qualname__}
             self.checkpoints.save(self.engine.steps, shared, own, about=about)
         if stopping:
             self.checkpoints.finish()

@@ -155,6 +155,7 @@ class OnlineStage:
         shared = {**trainer.state_dict(), "metrics": metrics.position()}
         own = {"rng": rng_state(), **{name: shared.pop(name) for name in OWN if name in shared}}
         about = {
+            "stage": self.context.name,
             "algorithm": type(self.algorithm).__qualname__,
             "iteration": trainer.iteration,
             "rollouts": trainer.iteration + (trainer.update is not None),

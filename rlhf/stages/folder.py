@@ -63,8 +63,8 @@ def link_tree(source: Path, target: Path) -> None:
             link_or_copy(path, place)
 
 
-def check_checkpoint(path: Path, algorithm: str) -> None:
-    """Refuses what is no whole checkpoint of a stage of this algorithm.
+def check_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint says about itself: ``stage``, ``algorithm`` and how far it is.
 
     Raises:
         UserError: saying what it is, and what to give.
@@ -83,13 +83,20 @@ def check_checkpoint(path: Path, algorithm: str) -> None:
         check_files(path, manifest, list(manifest["files"]))
     except Damaged as damaged:
         raise UserError(f"--resume: {path} is no whole checkpoint ({damaged}); give another") from None
-    theirs = manifest["about"].get("algorithm")
-    if theirs != algorithm:
-        raise UserError(f"--resume: {path} is a checkpoint of {theirs}, and the stage to go on with is {algorithm}")
     if not (origin(path) / "metrics.jsonl").is_file():
         raise UserError(
             f"--resume: {origin(path)} has no metrics.jsonl, so the figures before the checkpoint would be lost; put "
             "it there, two folders above the checkpoint"
+        )
+    return manifest["about"]
+
+
+def check_algorithm(path: Path, algorithm: str) -> None:
+    """Refuses a checkpoint of another algorithm's stage."""
+    about = read_manifest(path)["about"]
+    if about["algorithm"] != algorithm:
+        raise UserError(
+            f"--resume: {path} is a checkpoint of {about['algorithm']}, and the stage to go on with is {algorithm}"
         )
 
 

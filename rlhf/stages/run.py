@@ -13,7 +13,17 @@ from rlhf.errors import UserError
 from rlhf.files import atomic_text
 from rlhf.interruption import Stopped
 from rlhf.stages.cache import StageCache
-from rlhf.stages.folder import DONE, RECORD, adopt, check_checkpoint, new_folder, origin, read_json, write_json
+from rlhf.stages.folder import (
+    DONE,
+    RECORD,
+    adopt,
+    check_algorithm,
+    check_checkpoint,
+    new_folder,
+    origin,
+    read_json,
+    write_json,
+)
 from rlhf.stages.key import Inputs, changed_inputs, identity, stage_key, versions
 from rlhf.stages.settings import differences, missing_inputs, resolve, used_stages
 
@@ -114,14 +124,17 @@ class Run:
         return changes
 
     def _aim(self, plans: dict[str, Plan], checkpoint: Path) -> None:
-        """Has the first unfinished stage continue from a given checkpoint."""
-        name = next((name for name, plan in plans.items() if plan.state != "keep"), None)
-        if name is None:
+        """Has a stage continue from a given checkpoint: the one of its name, or else the first unfinished."""
+        own = check_checkpoint(checkpoint)["stage"]
+        unfinished = [name for name, plan in plans.items() if plan.state != "keep"]
+        name = own if own in plans else next(iter(unfinished), None)
+        if name not in unfinished:
+            what = "every stage" if name is None else f"stage {name}"
             raise UserError(
-                f"--resume: every stage is finished, and none to go on with from {checkpoint}; give another --name, or "
-                "--overwrite with the name of a stage"
+                f"--resume: {what} is finished, so there is nothing to go on with from {checkpoint}; give another "
+                "--name, or the stage's name after --overwrite"
             )
-        check_checkpoint(checkpoint, type(self.experiment.stages[name]).__qualname__)
+        check_algorithm(checkpoint, type(self.experiment.stages[name]).__qualname__)
         why = plans[name].why
         if plans[name].state == "continue":
             why = (f"it continues from {checkpoint}, and not from its own newest checkpoint",)
@@ -228,7 +241,7 @@ class Run:
                     write_json(folder / RECORD, record)
                     if plan.checkpoint is not None:
                         adopt(plan.checkpoint, folder, directory)
-                        stage.resume(folder / "checkpoints" / plan.checkpoint.name)
+                        stage.resume(plan.checkpoint)
             with stop.listening():
                 figures = stage.fit()
                 write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
