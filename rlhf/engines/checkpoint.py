@@ -44,8 +44,9 @@ from rlhf.files import (
 
 
 def rng_state() -> dict[str, Any]:
-    """States of the global random number generators."""
-    return {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    """States of the global random number generators; that of the GPU where one is in use."""
+    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    return {**state, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else state
 
 
 def restore_rng(state: dict[str, Any]) -> None:
@@ -53,6 +54,8 @@ def restore_rng(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def identity(weights: Mapping[str, Tensor]) -> str:
@@ -62,7 +65,7 @@ def identity(weights: Mapping[str, Tensor]) -> str:
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
