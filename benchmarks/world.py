@@ -90,7 +90,8 @@ def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], outpu
     from rlhf.algorithms.kl import KL, Fixed
     from rlhf.config import load
     from rlhf.data import world
-    from rlhf.experiment import Experiment, resolve
+    from rlhf.experiment import Experiment
+    from rlhf.stages.settings import resolve
 
     settings = [("seed", str(seed)), ("name", f"seed-{seed}"), ("output_dir", output), *overrides]
     experiment = load([config], settings)

@@ -98,6 +98,11 @@ def gather(value: T) -> list[T]:
     return found
 
 
+def total(value: float) -> float:
+    """The sum of a number over all processes, which wait for one another."""
+    return sum(gather(value))
+
+
 def once(make: Callable[[], T]) -> T:
     """What ``make`` answers on the main process, on all; an error there is raised on all.
 

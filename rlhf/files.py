@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlhf.errors import UserError
 
@@ -66,39 +66,132 @@ def only_one(directory: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def atomic_folder(directory: str | Path) -> Iterator[Path]:
-    """Yields a temporary folder that takes the directory's place when the block ends without an error.
+def _helpers(target: Path) -> tuple[Path, Path]:
+    """Where a folder's successor is written, and where it stands itself while the two change places.
 
-    An interrupted write leaves the old folder as it was, and the remains of the new one are cleared by the next write.
-    Both helpers' names begin with a dot: what a crash leaves of them is taken for nothing else.
+    Both names begin with a dot: what a crash leaves of them is taken for nothing else.
     """
-    target = Path(directory)
-    new, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("new", "old"))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
+
+
+def recover_folder(target: Path) -> None:
+    """Gives a folder its name back whose replacement was cut between the two renames."""
+    _, old = _helpers(target)
     if old.exists() and not target.exists():
-        os.rename(old, target)  # a write was cut between the two renames below
+        os.rename(old, target)
+
+
+def begin_folder(target: Path) -> Path:
+    """An empty folder to be filled and then given to :func:`put_in_place`; remains of a former try are cleared."""
+    new, old = _helpers(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    recover_folder(target)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
-    try:
-        with refusals_named(target):
-            yield new
-    except BaseException as error:
-        refused = None if isinstance(error, OSError) or not isinstance(error, Exception) else _refused(new)
-        shutil.rmtree(new, ignore_errors=True)
-        if refused is not None:
-            raise OSError(refused.errno, refused.strerror, str(target)) from error
-        raise
+    return new
+
+
+def put_in_place(target: Path) -> None:
+    """The filled folder of :func:`begin_folder` takes the target's place, once it is on the disk."""
+    new, old = _helpers(target)
     for path in new.rglob("*"):
-        if path.is_file():
-            sync(path)
+        sync(path)
     sync(new)
     if target.exists():
         os.rename(target, old)
     os.rename(new, target)
     sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def atomic_folder(directory: str | Path) -> Iterator[Path]:
+    """Yields a temporary folder that takes the directory's place when the block ends without an error.
+
+    An interrupted write leaves the old folder as it was, and the remains of the new one are cleared by the next write.
+    """
+    target = Path(directory)
+    new = begin_folder(target)
+    try:
+        with refusals_named(target), full_disk_named(new, target):
+            yield new
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    put_in_place(target)
+
+
+@contextmanager
+def full_disk_named(folder: Path, target: Path) -> Iterator[None]:
+    """Whatever a library says inside when it cannot write into a folder: the system's own refusal is raised."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        refused = _refused(folder)
+        if refused is None:
+            raise
+        raise OSError(refused.errno, refused.strerror, str(target)) from error
+
+
+class SummedFile:
+    """A binary file being written that knows the size and the checksum of what it was given.
+
+    What comes to the disk otherwise than it was given is so found out when it is read.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import xxhash
+
+        self.file = file
+        self.digest = xxhash.xxh3_128()
+        self.size = 0
+
+    def write(self, content: Any) -> int:
+        """Writes bytes, or anything with a buffer of bytes."""
+        self.digest.update(content)
+        self.size += memoryview(content).nbytes
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        """Hands what is buffered to the system."""
+        self.file.flush()
+
+    def sums(self) -> tuple[int, str]:
+        """Bytes given so far, and their checksum."""
+        return self.size, self.digest.hexdigest()
+
+
+def checksum(path: Path) -> tuple[int, str]:
+    """Size and checksum of a file, as :meth:`SummedFile.sums` tells them."""
+    import xxhash
+
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
+
+
+LINKED_FROM = 1 << 20
+"""Bytes from which a file is linked rather than copied."""
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file in a second place, without taking its space again where that can be.
+
+    Small files are copied: they are the ones that people edit in place.
+    """
+    if source.stat().st_size >= LINKED_FROM:
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # another disk, or one without links
+            pass
+    shutil.copy2(source, target)
 
 
 @contextmanager

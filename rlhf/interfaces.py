@@ -59,6 +59,13 @@ class NeedsInputs:
     def check_inputs(self) -> None:
         """Raises what using it would raise for a file or function that is not there; loads nothing."""
 
+    def fingerprint(self) -> str | None:
+        """A text that is equal where the files and functions that it needs are; None where there are none.
+
+        What settings of the type ``ModelPath`` lead to, and the source of the component's own class, count without it.
+        """
+        return None
+
 
 # ------------------------------------------------------------------------------------------------------------- data
 
@@ -423,7 +430,7 @@ class LiveEngine(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, schedule position: all that continues the training exactly."""
+        """This process's weights, optimiser, schedule position: all that continues the training exactly."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

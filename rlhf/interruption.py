@@ -70,6 +70,17 @@ class StopRequest:
         with _handling({signal.SIGINT: note, signal.SIGTERM: note}) as restore:
             yield
 
+    def wanted(self, total: Callable[[float], float] = float) -> bool:
+        """Whether this process, or any other of the run, was asked to stop.
+
+        Args:
+            total: Sum of a number over all processes, which all call this alike: an engine's ``total``.
+        """
+        wanted = total(float(self.signal is not None)) > 0
+        if wanted and self.signal is None:
+            self.signal = signal.SIGTERM
+        return wanted
+
     def stopped(self, where: str) -> Stopped:
         """The error that ends the run.
 

@@ -50,9 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--print_config", action="store_true", help="print the config with every setting, and stop")
     parser.add_argument(
         "--overwrite",
-        action="store_true",
-        help="run stages anew whose settings differ from the earlier run of this name, and those that use them; "
-        "to run an unchanged stage again, remove its folder",
+        nargs="*",
+        metavar="STAGE",
+        help="run stages anew whose settings or data differ from the earlier run of this name, and those that use "
+        "them; stages that are named here too, changed or not",
+    )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto (the default) continues an interrupted stage from its newest checkpoint, never runs it anew, and "
+        "the folder of a checkpoint continues the stage of its name from there",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument(
@@ -92,7 +100,8 @@ def _run(argv: Sequence[str] | None) -> int:
     console = Console(highlight=False, quiet=options.quiet)
     if options.show_batch:
         return _show_batches(experiment)
-    experiment.run(overwrite=options.overwrite, console=console)
+    overwrite = False if options.overwrite is None else options.overwrite or True
+    experiment.run(overwrite=overwrite, resume=options.resume, console=console)
     stages = list(experiment.stages)
     print_summary(experiment.directory, stages, console)
     curves = draw_curves(experiment.directory, stages)

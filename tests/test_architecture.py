@@ -40,6 +40,8 @@ ALLOWED = {
     "rlhf.engines": [*BASIC, "rlhf.engines", "rlhf.models", "rlhf.algorithms.functional"],
     "rlhf.loops": ["rlhf"],
     "rlhf.experiment": ["rlhf"],
+    "rlhf.stages": [*BASIC, "rlhf.stages", "rlhf.schema", "rlhf.data", "rlhf.models", "rlhf.engines"],
+    "rlhf.stages.run": ["rlhf"],
     "rlhf.registry": BASIC,
     "rlhf.schema": SETTINGS,
     "rlhf.tree": SETTINGS,

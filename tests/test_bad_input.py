@@ -396,22 +396,38 @@ def test_a_file_for_the_output_folder(run, here):
     refused(run(sft()), 2, "output_dir: runs is a file, so no folder can be made there; give another")
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("stage.json", "{"),
-        ("done.json", ""),
-        ("checkpoints/latest", "step_9"),
-        ("checkpoints/step_2/state.pt", "half"),
-    ],
-)
+@pytest.mark.parametrize(("file", "content"), [("stage.json", "{"), ("done.json", "")])
 def test_files_of_a_run_that_were_damaged(run, here, file, content):
     assert run(sft(save_every=1, steps=3), arguments=["--quiet"])[0] == 0
-    if file.startswith("checkpoints"):
-        (here / "runs/toy/s0/done.json").unlink()
     (here / "runs/toy/s0" / file).write_text(content)
     answer = run(sft(save_every=1, steps=3))
     refused(answer, 1, f"runs/toy/s0/{file}")
+
+
+def test_checkpoints_of_a_run_that_were_damaged(run, here, capsys):  # case F6
+    assert run(sft(save_every=1, steps=3), arguments=["--quiet"])[0] == 0
+    stage = here / "runs/toy/s0"
+    for file, said in (
+        ("latest", "latest names 'step_9', which is not there; going on from step_2"),
+        ("step_2/state.pt", "step_2 is damaged: state.pt has 6 bytes, and"),
+    ):
+        (stage / "done.json").unlink()
+        (stage / "checkpoints" / file).write_text("step_9")
+        assert main(["--config", "exp.yaml"]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+    (stage / "done.json").unlink()
+    for step in (1, 2):
+        (stage / f"checkpoints/step_{step}/state.pt").write_text("half")
+    refused(run(sft(save_every=1, steps=3)), 1, "step_1 is damaged", "no other to go on from", "--resume never")
+    assert run(sft(save_every=1, steps=3), arguments=["--quiet", "--resume", "never"]) == (0, "")
+
+
+def test_resuming_from_a_wrong_path(run, here):
+    refused(run(sft(), arguments=["--resume", "nowhere"]), 1, "--resume: nowhere is no folder", "auto, never")
+    assert run(sft(save_every=1, steps=3), arguments=["--quiet"])[0] == 0
+    answer = run(sft(save_every=1, steps=3), arguments=["--name", "b", "--resume", "runs/toy/s0"])
+    refused(answer, 1, "runs/toy/s0 holds checkpoints and is none; give one of runs/toy/s0/checkpoints/step_1")
+    refused(run(sft(), arguments=["--overwrite", "s1"]), 1, "--overwrite: no stage is called 's1'; there are s0")
 
 
 def test_replay(run, here):

@@ -15,10 +15,11 @@ from rlhf.config import load
 from rlhf.data.dataset import Data
 from rlhf.data.sources import Files
 from rlhf.errors import UserError
-from rlhf.experiment import Experiment, differences, references, resolve, settings_tree
+from rlhf.experiment import Experiment
 from rlhf.interfaces import ModelPath
 from rlhf.models.policy import FromScratch, Pretrained
 from rlhf.models.rewards import FunctionReward, ScalarReward, Weighted
+from rlhf.stages.settings import differences, references, resolve, settings_tree
 
 
 def pipeline(tmp_path, **changes: Any) -> Experiment:
@@ -270,11 +271,12 @@ def test_a_kill_while_clearing_leaves_nothing_half(copied, monkeypatch):
     def kill(*_, **__):
         raise tiny_runs.Killed
 
+    before = sorted((copied / "toy" / "sft").rglob("*"))
     changed = pipeline(copied, sft={"steps": 3})
     with monkeypatch.context() as patch, pytest.raises(tiny_runs.Killed):
-        patch.setattr("rlhf.experiment._write_json", kill)
+        patch.setattr("rlhf.stages.folder.put_in_place", kill)
         changed.run(overwrite=True)
-    assert list((copied / "toy" / "sft").iterdir()) == []
+    assert sorted((copied / "toy" / "sft").rglob("*")) == before
     assert changed.run(overwrite=True)["sft"]["step"] == 3
 
 
@@ -291,7 +293,7 @@ def test_a_former_stage_stays_until_its_successor_stands(copied):
 
 def test_stages_have_their_own_seeds(tmp_path):
     one, other = pipeline(tmp_path), dataclasses.replace(pipeline(tmp_path), seed=2)
-    seeds = {run._stage_seed(stage) for run in (one, other) for stage in ("sft", "ppo")}
+    seeds = {run.stage_seed(stage) for run in (one, other) for stage in ("sft", "ppo")}
     assert len(seeds) == 4
 
 

@@ -6,7 +6,19 @@ import pytest
 
 from rlhf import files
 from rlhf.errors import UserError
-from rlhf.files import atomic_file, atomic_folder, atomic_text, only_one, refusals_named
+from rlhf.files import (
+    SummedFile,
+    atomic_file,
+    atomic_folder,
+    atomic_text,
+    begin_folder,
+    checksum,
+    link_or_copy,
+    only_one,
+    put_in_place,
+    recover_folder,
+    refusals_named,
+)
 
 
 def test_a_failed_write_leaves_the_old_folder(tmp_path):  # case F6
@@ -110,3 +122,36 @@ def test_a_full_disk_is_called_so_whatever_the_library_says(tmp_path, monkeypatc
     with pytest.raises(OSError, match=r"No space left on device: '.*/m'") as error:
         write()
     assert isinstance(error.value.__cause__, RuntimeError) and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_filled_by_hand(tmp_path):
+    (begin_folder(tmp_path / "m") / "a").write_text("1")
+    assert not (tmp_path / "m").exists()
+    put_in_place(tmp_path / "m")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"] and (tmp_path / "m" / "a").read_text() == "1"
+    (tmp_path / "m").rename(tmp_path / ".m.old")  # as if cut between the two renames
+    recover_folder(tmp_path / "m")
+    assert (tmp_path / "m" / "a").exists() and not (tmp_path / ".m.old").exists()
+
+
+def test_sums_are_of_what_was_given(tmp_path):
+    with (tmp_path / "a").open("wb") as file:
+        summed = SummedFile(file)
+        summed.write(b"abc")
+        summed.write(memoryview(b"defg"))
+        summed.flush()
+    assert summed.sums() == checksum(tmp_path / "a") and summed.sums()[0] == 7
+    (tmp_path / "a").write_bytes(b"abcdefh")
+    size, digest = checksum(tmp_path / "a")
+    assert size == 7 and digest != summed.sums()[1]
+
+
+def test_a_disk_without_links_gets_copies(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+
+    def no_links(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(files.os, "link", no_links)
+    link_or_copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == bytes(1 << 20) and (tmp_path / "b").stat().st_nlink == 1

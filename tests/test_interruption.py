@@ -83,3 +83,12 @@ def test_other_threads_listen_to_nothing():
     thread.start()
     thread.join()
     assert seen == [[signal.getsignal(number) for number in BOTH]]
+
+
+def test_asked_in_one_process_all_of_them_stop():
+    asked, other = StopRequest(), StopRequest()
+    assert not asked.wanted() and not asked.wanted(lambda value: value + 0.0)
+    asked.signal = signal.SIGINT
+    assert asked.wanted() and asked.wanted(lambda value: value + 0.0)
+    assert other.wanted(lambda value: value + 1.0)  # this process was not asked, another was
+    assert asked.signal == signal.SIGINT and other.stopped("x").exit_code == 128 + signal.SIGTERM

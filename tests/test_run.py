@@ -42,12 +42,17 @@ def test_print_config_prints_every_setting_and_runs_nothing(config, capsys, monk
 
 def test_the_experiment_is_run_and_reported(config, monkeypatch, capsys):
     calls = []
-    monkeypatch.setattr(Experiment, "run", lambda self, *, overwrite, console: calls.append((self.seed, overwrite)))
+
+    def run(self, *, overwrite, resume, console):
+        calls.append((self.seed, overwrite, resume))
+
+    monkeypatch.setattr(Experiment, "run", run)
     monkeypatch.setattr("rlhf.report.page.write_report", lambda runs: runs[0] / "report.html")
     assert main(["--config", config, "--seed", "5"]) == 0
     assert capsys.readouterr().out.endswith("report: runs/toy/report.html\n")
     assert main(["--config", config, "--overwrite"]) == 0
-    assert calls == [(5, False), (1, True)]
+    assert main(["--config", config, "--overwrite", "sft", "ppo", "--seed", "3", "--resume", "never"]) == 0
+    assert calls == [(5, False, "auto"), (1, True, "auto"), (3, ["sft", "ppo"], "never")]
 
 
 def test_a_run_is_whole_without_the_packages_of_the_report(config, monkeypatch, capsys):

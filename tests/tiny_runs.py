@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,19 @@ def right_padded(rows: list[list[int]], prompt: int = 1, *, left: int = 0, right
     ids = torch.tensor([[0] * left + row + [0] * (width - len(row)) for row in rows])
     real = torch.tensor([[0] * left + [1] * len(row) + [0] * (width - len(row)) for row in rows]).bool()
     return Sequences(ids, real, prompt + left), real[:, prompt + left :]
+
+
+def stop_after(trainer: Any, step: int, monkeypatch: Any, method: str) -> None:
+    """Has a trainer asked to stop, as by SIGTERM, during an optimiser step."""
+    honest, made = getattr(trainer, method), iter(range(1, step + 1))
+
+    def counting(*arguments: Any) -> Any:
+        figures = honest(*arguments)
+        if next(made, None) == step:
+            trainer.context.stop.signal = signal.SIGTERM
+        return figures
+
+    monkeypatch.setattr(trainer, method, counting)
 
 
 class Killed(BaseException):

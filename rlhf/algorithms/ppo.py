@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from rlhf.algorithms.objectives import Entropy, Mixture
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.schedules import Constant
+from rlhf.data import fingerprint
 from rlhf.data.dataset import Data
 from rlhf.data.stored_rollouts import StoredRollouts
 from rlhf.engines.inference.sampling import Sampling
@@ -144,6 +146,11 @@ class PPO(OnlineAlgorithm, NeedsInputs):
     def check_inputs(self) -> None:
         if self.replay is not None:
             StoredRollouts.check(self.replay, self.iterations)
+
+    def fingerprint(self) -> str | None:
+        if self.replay is None:
+            return None
+        return fingerprint.of_files(sorted(Path(self.replay).expanduser().glob("*.jsonl")))
 
     def check(self) -> list[str]:
         problems = check_positive(

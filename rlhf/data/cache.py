@@ -31,6 +31,7 @@ AUTO = "auto"
 """Means the folder that the environment variable names, or the user's cache folder."""
 VARIABLE = "RLHF_CACHE_DIR"
 INDEX = "index.json"
+WAITING = "%s: another process prepares these data; waiting for it"
 STALE_AFTER = 7 * 24 * 3600.0
 """Seconds after which what a killed process left unfinished is removed."""
 
@@ -135,17 +136,18 @@ class Cache:
         content = read_index(target)
         if content is not None:
             return Entry(target, content, built=False, kept=True)
-        _remove_stale(root)
-        with _locked(root / f".{key}.lock") as locked:
+        remove_stale(root)
+        lock = root / f".{key}.lock"
+        with locked(lock, lambda: logger.warning(WAITING, lock)) as alone:
             content = read_index(target)  # somebody else may have built it meanwhile
             if content is not None:
                 return Entry(target, content, built=False, kept=True)
-            owner = "" if locked else f".{socket.gethostname()}-{os.getpid()}"
+            owner = "" if alone else f".{socket.gethostname()}-{os.getpid()}"
             partial = root / f".{key}{owner}.partial"
             partial.mkdir(exist_ok=True)
             try:
                 content = build(partial)
-                _write_index(partial, content)
+                write_index(partial, content)
             except UserError:  # nothing to go on from: the same rows give the same error
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -156,10 +158,10 @@ class Cache:
                     f"cache_dir: no space left in {root}; free some and run again, what is finished is kept, or set "
                     "cache_dir to another folder"
                 ) from error
-            return Entry(target, _put(partial, target, content), built=True, kept=True)
+            return Entry(target, put(partial, target, content), built=True, kept=True)
 
 
-def _put(partial: Path, target: Path, content: dict[str, Any]) -> dict[str, Any]:
+def put(partial: Path, target: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Gives a finished folder its name, in place of a broken one, but not of one that another process finished."""
     broken = partial.with_suffix(".broken")
     while True:
@@ -180,25 +182,31 @@ def _put(partial: Path, target: Path, content: dict[str, Any]) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Holds a lock file, waiting for whoever holds it; answers False where the disk has no locks."""
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Holds a lock file; answers False where the disk has no locks.
+
+    Args:
+        path: The file.
+        waiting: Called where another process holds it, before waiting for that.
+    """
     with path.open("a") as file:
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logger.warning("%s: another process prepares these data; waiting for it", path)
+                waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            locked = True
+            alone = True
         except OSError:
-            locked = False
-        yield locked
+            alone = False
+        yield alone
 
 
-def _write_index(folder: Path, content: dict[str, Any]) -> None:
-    """Notes what is in a folder and the hash of every file, the note's own included."""
-    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    files = {path.name: [path.stat().st_size, fingerprint.of_files([path])] for path in paths if path.name != INDEX}
+def write_index(folder: Path, content: dict[str, Any]) -> None:
+    """Notes what is in a folder and the hash of every file below it, the note's own included."""
+    below = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    kept = {name.as_posix(): path for name, path in below.items() if not name.name.startswith(".")}
+    files = {name: [path.stat().st_size, fingerprint.of_files([path])] for name, path in kept.items() if name != INDEX}
     body = json.dumps({"content": content, "files": files}, ensure_ascii=True)
     atomic_text(folder / INDEX, json.dumps({"hash": fingerprint.of(body), "body": body}))
 
@@ -218,7 +226,7 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     return body["content"]
 
 
-def _remove_stale(root: Path) -> None:
+def remove_stale(root: Path) -> None:
     """Removes what processes that are long dead left unfinished."""
     for path in root.glob(".*"):
         unfinished = path.name.endswith((".partial", ".broken")) or path.name.startswith(".scratch-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import singledispatch
+from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf.algorithms.base import Offline
@@ -16,6 +17,10 @@ class Stage(Protocol):
 
     def fit(self) -> dict[str, float]:
         """Runs it and leaves its outputs in the stage's folder; returns the last figures."""
+        ...
+
+    def resume(self, checkpoint: Path) -> None:
+        """Takes up the state of a checkpoint, from which ``fit`` is to go on; changes no file."""
         ...
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rlhf import distributed
 from rlhf.data.cache import AUTO
+from rlhf.engines.checkpoint import Checkpoints
 from rlhf.interfaces import MetricSink
 from rlhf.interruption import StopRequest
 
@@ -26,6 +28,8 @@ class StageContext:
         console: Where to print; None for the terminal.
         stop: Whether somebody has asked the run to stop; a loop looks at it where it can save a checkpoint.
         cache_dir: Where prepared data are kept, see :class:`rlhf.Experiment`.
+        keep_checkpoints: How many checkpoints are kept.
+        save_in_background: Whether checkpoints are written while the training goes on.
     """
 
     directory: Path
@@ -35,6 +39,19 @@ class StageContext:
     console: Console | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     cache_dir: str | None = AUTO
+    keep_checkpoints: int = 2
+    save_in_background: bool = False
+
+    def checkpoints(self) -> Checkpoints:
+        """The stage's checkpoints, written by all processes of the run."""
+        return Checkpoints(
+            self.directory / "checkpoints",
+            keep=self.keep_checkpoints,
+            background=self.save_in_background,
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
+            total=distributed.total,
+        )
 
     def seed_for(self, purpose: str) -> int:
         """A seed of its own for each purpose, the same in every process: no two streams are correlated."""

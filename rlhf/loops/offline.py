@@ -6,14 +6,16 @@ import functools
 import math
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from rlhf import distributed
 from rlhf.algorithms.base import Offline
 from rlhf.data.examples import Examples
 from rlhf.data.stream import Batches, Stream
-from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
+from rlhf.engines.checkpoint import Loaded, fitting, restore_rng, rng_state
 from rlhf.errors import UserError
 from rlhf.interfaces import LossFn
 from rlhf.loops.context import StageContext
@@ -61,7 +63,8 @@ class OfflineTrainer(Generic[M]):
             max_grad_norm=algorithm.max_grad_norm,
         )
         self.heldout = self._heldout_batches()
-        self.checkpoints = Checkpoints(context.directory / "checkpoints")
+        self.checkpoints = context.checkpoints()
+        self.resumed: Loaded | None = None
 
     def _check_positions(self) -> None:
         """Refuses rows that the model has no positions for, before a step is made."""
@@ -148,23 +151,31 @@ class OfflineTrainer(Generic[M]):
         self.algorithm.save(directory, self.model, self.tokenizer, self.engine.full_state())
         save_usage(directory, self.algorithm.data.template)
 
+    def resume(self, checkpoint: Path | None = None) -> None:
+        """Continues from a checkpoint, or from the newest that there is, unless that has been done."""
+        if self.resumed is None and (found := self.checkpoints.load(checkpoint)) is not None:
+            with fitting(found.path):
+                self.load_state_dict({**found.shared, **found.own})
+            self.resumed = found
+
     def fit(self) -> dict[str, float]:
         """Runs the stage, from its newest checkpoint if it has one, and saves the model. The last figures."""
-        state = self.checkpoints.load()
-        if state is not None:
-            self.load_state_dict(state)
+        self.resume()
+        found = self.resumed
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
             nan_dumped(self.context.directory, self.algorithm),
+            self.checkpoints,
             self._progress() as progress,
         ):
-            metrics.rewind(0 if state is None else state["metrics"])
+            metrics.rewind(0 if found is None else found.shared["metrics"])
             write_summary(self.context.directory, self.data)
             for line in [*self.data.describe(), self.data.origin]:
                 progress.say(f"{self.context.name}: {line}")
-            if state is not None:
-                progress.say(f"{self.context.name}: continues from step {self.engine.steps}")
+            if found is not None:
+                for note in (*found.notes, f"continues from step {self.engine.steps}"):
+                    progress.say(f"{self.context.name}: {note}")
             while self.engine.steps < self.total_steps:
                 figures = self.train_step(self.next_batch())
                 figures |= {"data/rows_dropped": self.data.rows_dropped, "memory/peak_gb": peak_memory_gb()}
@@ -174,11 +185,7 @@ class OfflineTrainer(Generic[M]):
                 if evaluated:
                     last |= self._write_evaluation(metrics)
                 progress.update(self.engine.steps, brief(last, SHOWN), line=evaluated)
-                stopping = self.context.stop.signal is not None and self.engine.steps < self.total_steps
-                if stopping or self._due(self.algorithm.save_every):
-                    self.checkpoints.save(self.engine.steps, {**self.state_dict(), "metrics": metrics.position()})
-                if stopping:
-                    raise self.context.stop.stopped(f"step {self.engine.steps} of {self.total_steps} is saved")
+                self._save_if_due(metrics)
             conclusion = self.algorithm.conclude(self.engine, self.heldout)
             if conclusion:
                 metrics.write({"step": self.engine.steps, **conclusion})
@@ -191,6 +198,20 @@ class OfflineTrainer(Generic[M]):
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.engine.steps % every == 0 and self.engine.steps < self.total_steps
+
+    def _save_if_due(self, metrics: MetricsFile) -> None:
+        """A checkpoint where the settings ask for one, or somebody asks to stop; then the stage ends here."""
+        self.checkpoints.poll()
+        stop = self.context.stop
+        stopping = stop.wanted(distributed.total) and self.engine.steps < self.total_steps
+        if stopping or self._due(self.algorithm.save_every):
+            shared = {**self.state_dict(), "metrics": metrics.position()}
+            own = {"rng": shared.pop("rng")}
+            about = {"stage": self.context.name, "algorithm": type(self.algorithm).__qualname__}
+            self.checkpoints.save(self.engine.steps, shared, own, about=about)
+        if stopping:
+            self.checkpoints.finish()
+            raise stop.stopped(f"step {self.engine.steps} of {self.total_steps} is saved")
 
     def _write_evaluation(self, metrics: MetricsFile) -> dict[str, float]:
         figures = self.evaluate()

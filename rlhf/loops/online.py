@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -25,6 +26,7 @@ from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_o
 from rlhf.loops.replay import open_replay
 from rlhf.loops.sources import mean_by_source
 from rlhf.loops.streams import mixture_stream, next_prompts, next_texts, prompt_stream
+from rlhf.loops.update import Update
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import (
@@ -41,7 +43,7 @@ from rlhf.types import (
     Tally,
 )
 
-STATEFUL = ("policy", "critic", "reference", "stream", "mixture", "controller", "average", "normalization")
+STATEFUL = ("policy", "critic", "average", "which_reference", "stream", "mixture", "controller", "normalization")
 
 
 class OnlineTrainer:
@@ -67,7 +69,7 @@ class OnlineTrainer:
         built = algorithm.policy.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights"))
         self.tokenizer = built.tokenizer
         self.pad_id = pad_id(self.tokenizer)
-        self.reference = build_reference(algorithm, built, context)
+        self.reference, self.which_reference = build_reference(algorithm, built, context)
         self.policy, self.critic = build_learners(algorithm, built, context)
         self.scorer = algorithm.reward.build(algorithm.engine, self.tokenizer)
         normalization = algorithm.score_normalization
@@ -79,6 +81,8 @@ class OnlineTrainer:
         mixed = None if algorithm.mixture is None else mixture_stream(algorithm, self.tokenizer, context)
         self.mixture_data, self.mixture = mixed or (None, None)
         self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
+        self.update: Update | None = None
+        """The update that an iteration is in the middle of."""
         self.measured: Rollout | None = None
         """The rollouts that the normalisation of scores was measured on, once they are."""
 
@@ -245,29 +249,33 @@ class OnlineTrainer:
 
         Args:
             experience: From :meth:`generate_experience`.
-            on_step: Told the figures of each optimiser step.
+            on_step: Told the figures of each optimiser step, after which :meth:`state_dict` can be taken.
 
         Returns:
             The iteration's figures: those of the experience and the means over its optimiser steps.
         """
-        settings, start, batch = self.algorithm, time.perf_counter(), experience.batch
-        steps: list[dict[str, float]] = []
-        samples = tokens = 0
-        for rows in self._mini_batches(len(batch)):
-            part = batch.select(rows)
-            steps.append(self._optimiser_step(part))
-            samples, tokens = samples + len(part), tokens + int(part.sequences.attention_mask.sum())
-            if on_step is not None:
-                on_step(steps[-1])
-            if settings.target_kl is not None and steps[-1].get("policy/approx_kl", 0.0) > settings.target_kl:
+        self.update = Update(experience)
+        return self.continue_update(on_step)
+
+    def continue_update(self, on_step: Callable[[dict[str, float]], None] | None = None) -> dict[str, float]:
+        """What is left of :meth:`train_rlhf` where a checkpoint was taken in the middle of it."""
+        update = self.update
+        assert update is not None, "no update was begun"
+        batch, limit = update.experience.batch, self.algorithm.target_kl
+        for rows in itertools.islice(self._mini_batches(len(batch)), len(update.steps), None):
+            if limit is not None and update.steps and update.steps[-1].get("policy/approx_kl", 0.0) > limit:
                 break
-        seconds = time.perf_counter() - start
-        tally = Tally()
-        tally.merge(experience.metrics)
-        tally.sum("update/steps", len(steps))
-        tally.sum("update/samples", samples)
-        tally.sum("time/train", seconds)
-        tally.sum("throughput/train_tokens_per_s", tokens / seconds)
+            start, part = time.perf_counter(), batch.select(rows)
+            figures = self._optimiser_step(part)
+            update.add(figures, part, time.perf_counter() - start)
+            if on_step is not None:
+                on_step(figures)
+        return self._conclude(update)
+
+    def _conclude(self, update: Update) -> dict[str, float]:
+        """The end of an iteration: what follows from its observations, and its figures."""
+        experience, batch = update.experience, update.experience.batch
+        tally = update.tally()
         if self.controller is not None:
             tally.sum("kl/coef", self.controller.coef)
             total, count = experience.metrics.means["kl/sequence"]
@@ -276,8 +284,8 @@ class OnlineTrainer:
             tally.sum("normalisation/mean", self.normalization.mean)
             tally.sum("normalisation/std", self.normalization.std)
             self.normalization.observe(per_response(experience.raw.total, experience.rollout.mask))
-        self.iteration += 1
-        return {"step": self.steps, "iteration": self.iteration, **tally.compute(), **mean_of(steps)}
+        self.iteration, self.update = self.iteration + 1, None
+        return {"step": self.steps, "iteration": self.iteration, **tally.compute(), **mean_of(update.steps)}
 
     def _mini_batches(self, count: int) -> Iterator[Tensor]:
         """Rows of each optimiser step; every epoch another order."""
@@ -338,17 +346,20 @@ class OnlineTrainer:
         if self.average is not None:
             states["average"] = {**states["average"], "shards": self.policy.whole(self.average.shards)}
         counts = {"iteration": self.iteration, "steps": self.steps, "responses": self.responses}
-        return {**counts, **states}
+        return {**counts, **states, "update": self.update}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from :meth:`state_dict`."""
         self.iteration, self.steps, self.responses = state["iteration"], state["steps"], state["responses"]
+        self.update = state["update"]
         for name in STATEFUL:
-            part, saved = getattr(self, name), state.get(name)
-            if name == "average" and part is not None:
+            part = getattr(self, name)
+            if part is None:
+                continue
+            saved = state[name]
+            if name == "average":
                 saved = {**saved, "shards": self.policy.cut(saved["shards"])}
-            if part is not None:
-                part.load_state_dict(saved)
+            part.load_state_dict(saved)
 
 
 def _mixture_loss(mixture: Mixture, outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any, cast
+from pathlib import Path
+from typing import NoReturn, cast
 
+from rlhf import distributed
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.stored_rollouts import NORMALIZATION, exact_rows, iteration_file
-from rlhf.engines.checkpoint import Checkpoints, restore_rng, rng_state
+from rlhf.engines.checkpoint import Loaded, fitting, restore_rng, rng_state
 from rlhf.loops.context import StageContext
 from rlhf.loops.data_file import write_summary
 from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
+from rlhf.loops.update import Update
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.modules import PolicyModel
 from rlhf.models.storage import save_language_model, save_usage
@@ -31,34 +36,41 @@ class OnlineStage:
         self.algorithm, self.context = algorithm, context
         self.trainer = OnlineTrainer(algorithm, context)
         self.evaluator = Evaluator(self.trainer)
-        self.checkpoints = Checkpoints(context.directory / "checkpoints")
+        self.checkpoints = context.checkpoints()
+        self.resumed: Loaded | None = None
         self.rollouts = context.directory / "rollouts"
         self.saving = 0.0  # seconds spent on the latest checkpoint, told with the next line
 
+    def resume(self, checkpoint: Path | None = None) -> None:
+        """Continues from a checkpoint, or from the newest that there is, unless that has been done."""
+        if self.resumed is None and (found := self.checkpoints.load(checkpoint)) is not None:
+            with fitting(found.path):
+                self.trainer.load_state_dict({**found.shared, **found.own})
+                restore_rng(found.own["rng"])
+            self.resumed = found
+
     def fit(self) -> dict[str, float]:
         """All iterations, then the export. Returns the last figures."""
-        trainer = self.trainer
-        state = self.checkpoints.load()
-        if state is not None:
-            trainer.load_state_dict(state["trainer"])
-            restore_rng(state["rng"])
+        self.resume()
+        trainer, found = self.trainer, self.resumed
         last: dict[str, float] = {}
         with (
             closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
             nan_dumped(self.context.directory, self.algorithm),
+            self.checkpoints,
             self._progress() as progress,
         ):
-            metrics.rewind(0 if state is None else state["metrics"])
+            metrics.rewind(0 if found is None else found.shared["metrics"])
             write_summary(self.context.directory, trainer.data, mixture=trainer.mixture_data)
-            self._announce(progress)
-            if state is None:
+            self._announce(progress, () if found is None else found.notes)
+            if found is None:
                 last |= self._evaluate(metrics)
             while trainer.iteration < self.algorithm.iterations:
                 last |= self._iterate(metrics)
                 last |= self._evaluate(metrics)
                 progress.update(trainer.iteration, brief(last, SHOWN), line=True)
                 if trainer.iteration < self.algorithm.iterations:
-                    self._save_if_due(metrics)
+                    self._save_if_due(metrics, f"iteration {trainer.iteration} of {self.algorithm.iterations} is saved")
             self.save()
         return last
 
@@ -66,31 +78,46 @@ class OnlineStage:
         name, console = self.context.name, self.context.console
         return StageProgress(name, self.algorithm.iterations, done=self.trainer.iteration, console=console)
 
-    def _announce(self, progress: StageProgress) -> None:
+    def _announce(self, progress: StageProgress, notes: Sequence[str]) -> None:
         name, settings = self.context.name, self.algorithm
         for line in [*self.trainer.data.describe(), self.trainer.data.origin]:
             progress.say(f"{name}: {line}")
         if settings.critic is not None and settings.used_critic is None:
             progress.say(f"{name}: {type(settings.advantage).__name__} reads no values, so the critic is not built")
-        if self.trainer.iteration:
-            progress.say(f"{name}: continues from iteration {self.trainer.iteration}")
+        for note in notes:
+            progress.say(f"{name}: {note}")
+        if self.trainer.steps:
+            within = "" if self.trainer.update is None else f", in the middle of iteration {self.trainer.iteration + 1}"
+            progress.say(f"{name}: continues from step {self.trainer.steps}{within}")
 
     def _iterate(self, metrics: MetricsFile) -> dict[str, float]:
+        """One iteration, or what is left of the one that a checkpoint was taken in the middle of."""
         trainer = self.trainer
-        start = time.perf_counter()
-        experience = trainer.generate_experience()
-        steps: list[dict[str, float]] = []
-        figures = trainer.train_rlhf(experience, steps.append)
-        seconds = time.perf_counter() - start
-        figures["throughput/samples_per_s"] = len(experience.batch) / seconds
+        if trainer.update is None:
+            experience = trainer.generate_experience()
+            # before the update: of an iteration that is cut in its middle they are there, and not lost with what
+            # the update does not keep
+            self._write_rollouts(experience)
+            update = trainer.update = Update(experience)
+        else:
+            update = trainer.update
+        figures = trainer.continue_update(functools.partial(self._after_step, metrics))
+        seconds = sum(figures[f"time/{part}"] for part in ("rollout", "score", "train"))
+        figures["throughput/samples_per_s"] = len(update.experience.batch) / seconds
         figures["memory/peak_gb"] = peak_memory_gb()
         figures["time/save"] = self.saving
         figures["data/rows_dropped"] = trainer.data.rows_dropped
-        for step in steps[:-1]:
+        for step in update.steps[:-1]:
             metrics.write(step)
-        metrics.write({**figures, **steps[-1]})
-        self._write_rollouts(experience)
+        metrics.write({**figures, **update.steps[-1]})
         return figures
+
+    def _after_step(self, metrics: MetricsFile, figures: Mapping[str, float]) -> None:
+        """Where somebody asks to stop, an optimiser step is as good a place as the end of an iteration."""
+        self.checkpoints.poll()
+        if self.context.stop.wanted(distributed.total):
+            of = f"iteration {figures['iteration']} of {self.algorithm.iterations}"
+            self._stop(metrics, f"step {figures['step']}, in {of}, is saved")
 
     def _evaluate(self, metrics: MetricsFile) -> dict[str, float]:
         if not self.evaluator.due():
@@ -109,25 +136,31 @@ class OnlineStage:
             if trainer.measured is not None:
                 write_rows(self.rollouts / NORMALIZATION, exact_rows(trainer.measured))
                 trainer.measured = None
-        write_rows(iteration_file(self.rollouts, trainer.iteration), rows)
+        write_rows(iteration_file(self.rollouts, trainer.iteration + 1), rows)
 
-    def _save_if_due(self, metrics: MetricsFile) -> None:
+    def _save_if_due(self, metrics: MetricsFile, saved: str) -> None:
         """A checkpoint where the settings ask for one, or somebody asks to stop; then the stage ends here."""
-        iteration, every, stop = self.trainer.iteration, self.algorithm.save_every, self.context.stop
-        stopping = stop.signal is not None
-        if stopping or (every and iteration % every == 0):
+        every = self.algorithm.save_every
+        if self.context.stop.wanted(distributed.total):
+            self._stop(metrics, saved)
+        if every and self.trainer.iteration % every == 0:
             self._save_checkpoint(metrics)
-        if stopping:
-            raise stop.stopped(f"iteration {iteration} of {self.algorithm.iterations} is saved")
+
+    def _stop(self, metrics: MetricsFile, saved: str) -> NoReturn:
+        self._save_checkpoint(metrics)
+        self.checkpoints.finish()
+        raise self.context.stop.stopped(saved)
 
     def _save_checkpoint(self, metrics: MetricsFile) -> None:
-        state: dict[str, Any] = {
-            "trainer": self.trainer.state_dict(),
-            "rng": rng_state(),
-            "metrics": metrics.position(),
+        start, trainer = time.perf_counter(), self.trainer
+        shared = {**trainer.state_dict(), "metrics": metrics.position()}
+        about = {
+            "stage": self.context.name,
+            "algorithm": type(self.algorithm).__qualname__,
+            "iteration": trainer.iteration,
+            "rollouts": trainer.iteration + (trainer.update is not None),
         }
-        start = time.perf_counter()
-        self.checkpoints.save(self.trainer.steps, state)
+        self.checkpoints.save(trainer.steps, shared, {"rng": rng_state()}, about=about)
         self.saving = time.perf_counter() - start
 
     def save(self) -> None:

@@ -15,13 +15,13 @@ def policy():
 
 
 def test_the_reference_is_a_frozen_copy(policy, tmp_path):
-    reference = build_reference(tiny_runs.ppo(), policy, tiny_runs.context(tmp_path))
+    reference, _ = build_reference(tiny_runs.ppo(), policy, tiny_runs.context(tmp_path))
     assert reference is not None and reference.master() == []
     with torch.no_grad():
         policy.module.transformer.wte.weight.zero_()
     assert reference.model.lm.transformer.wte.weight.abs().sum() > 0
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
-    assert build_reference(tiny_runs.ppo(kl=None), policy, tiny_runs.context(tmp_path)) is None
+    assert build_reference(tiny_runs.ppo(kl=None), policy, tiny_runs.context(tmp_path)) == (None, None)
 
 
 def test_steps_of_the_schedules(policy, tmp_path):

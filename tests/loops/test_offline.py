@@ -1,5 +1,6 @@
 """The offline loop: batches, evaluation, and resuming at every step."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from rlhf.algorithms.schedules import CosineDecay
 from rlhf.data.templates import Chat
+from rlhf.errors import UserError
+from rlhf.interruption import Stopped
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.models.policy import FromScratch
 from rlhf.types import Labelled
@@ -54,6 +57,60 @@ def test_resumed_in_the_middle_of_any_step(whole, tmp_path, step):
     assert tiny_runs.metrics(tmp_path) == tiny_runs.metrics(whole[0])
     assert tiny_runs.same_weights(tmp_path / "model", whole[0] / "model")
     assert figures["eval/loss"] == whole[1]["eval/loss"]
+
+
+def ranking():
+    """Comparisons, with dropout, whose last figures come after the last step."""
+    return tiny_runs.reward_modelling(
+        model=tiny_runs.policy(dropout=0.1), data=tiny_runs.data("scored"), batch_size=3, steps=7, eval_every=3
+    )
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("ranked")
+    OfflineTrainer(ranking(), tiny_runs.context(directory)).fit()
+    return directory
+
+
+@pytest.mark.parametrize(("step", "background"), [*((step, False) for step in range(1, 7)), (2, True)])
+def test_stopped_after_any_step(ranked, tmp_path, monkeypatch, step, background):
+    context = dataclasses.replace(tiny_runs.context(tmp_path), save_in_background=background)
+    trainer = OfflineTrainer(ranking(), context)
+    tiny_runs.stop_after(trainer, step, monkeypatch, "train_step")
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM; step {step} of 7 is saved"):
+        trainer.fit()
+    assert [line["step"] for line in tiny_runs.metrics(tmp_path) if "loss" in line] == list(range(1, step + 1))
+    torch.manual_seed(99)
+    OfflineTrainer(ranking(), tiny_runs.context(tmp_path)).fit()
+    assert tiny_runs.metrics(tmp_path) == tiny_runs.metrics(ranked)
+    assert tiny_runs.same_weights(tmp_path / "model", ranked / "model")
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_passed_over(whole, tmp_path):  # case F6
+    with pytest.raises(tiny_runs.Killed):
+        OfflineTrainer(short(), tiny_runs.context(tmp_path, sinks=(tiny_runs.KillAt(step=5),))).fit()
+    (tmp_path / "checkpoints" / "step_4" / "rank_0.pt").write_bytes(b"half")
+    context = tiny_runs.context(tmp_path)
+    OfflineTrainer(short(), context).fit()
+    text = " ".join(context.console.file.getvalue().split())  # pyright: ignore
+    assert "step_4 is damaged: rank_0.pt has 4 bytes" in text and "going on from step_3" in text
+    assert "stage: continues from step 3" in text
+    assert tiny_runs.metrics(tmp_path) == tiny_runs.metrics(whole[0])
+    assert tiny_runs.same_weights(tmp_path / "model", whole[0] / "model")
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
+    with pytest.raises(tiny_runs.Killed):
+        OfflineTrainer(short(), tiny_runs.context(tmp_path / "a", sinks=(tiny_runs.KillAt(step=3),))).fit()
+    wider = dataclasses.replace(short(), policy=tiny_runs.policy(width=32))
+    trainer = OfflineTrainer(wider, tiny_runs.context(tmp_path / "b"))
+    path = tmp_path / "a" / "checkpoints" / "step_2"
+    with pytest.raises(UserError, match=r"step_2 does not fit this stage \(RuntimeError: .*size mismatch"):
+        trainer.resume(path)
+    other = OfflineTrainer(short(), tiny_runs.context(tmp_path / "b", seed=2))
+    with pytest.raises(UserError, match=r"step_2: data seed: \d+, but the checkpoint has \d+"):
+        other.resume(path)
 
 
 def test_the_next_rate_after_resuming_is_the_next_rate(whole, tmp_path):  # case F2

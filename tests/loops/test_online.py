@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import sys
 from collections import Counter
@@ -148,7 +149,7 @@ def test_micro_batches_change_nothing(tmp_path):  # case C1
 def test_throughput_counts_the_steps_really_made(tmp_path, monkeypatch):  # case I5
     run = trainer(tmp_path, target_kl=1e-9, epochs=4)
     experience = run.generate_experience()
-    clock = iter([0.0, 2.0])
+    clock = itertools.count(0.0, 0.5)  # asked before and after each step
     monkeypatch.setattr("rlhf.loops.online.time.perf_counter", lambda: next(clock))
     trained = []
     select = type(experience.batch).select
@@ -162,8 +163,8 @@ def test_throughput_counts_the_steps_really_made(tmp_path, monkeypatch):  # case
     monkeypatch.setattr(type(experience.batch), "select", counting)
     figures = run.train_rlhf(experience)
     assert figures["update/steps"] == len(trained) < 8 and figures["update/samples"] == 4 * len(trained)
-    assert figures["throughput/train_tokens_per_s"] == sum(trained) / 2
-    assert figures["time/train"] == 2.0
+    assert figures["throughput/train_tokens_per_s"] == sum(trained) / (0.5 * len(trained))
+    assert figures["time/train"] == 0.5 * len(trained)
 
 
 # ----------------------------------------------------------------------------------------------------------- scores

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import tiny_runs
+import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
@@ -14,12 +15,16 @@ from rlhf.algorithms.normalization import ScoreNormalization
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.algorithms.schedules import CosineDecay
+from rlhf.errors import UserError
+from rlhf.interruption import Stopped
 from rlhf.loops import build_stage
 from rlhf.loops.context import StageContext
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.stage import OnlineStage
 from rlhf.metrics import read_metrics
+from rlhf.models.policy import Pretrained
+from rlhf.models.storage import save_language_model
 
 
 def short(**settings):
@@ -112,7 +117,7 @@ def test_models_are_left(whole):
     assert sorted(path.name for path in (directory / "checkpoints").iterdir()) == ["latest", "step_4", "step_6"]
 
 
-@pytest.mark.parametrize("step", range(1, 9))
+@pytest.mark.parametrize("step", [1, 4, 7])
 def test_resumed_in_the_middle_of_any_step(whole, tmp_path, step):
     killer = tiny_runs.KillAt(step=step)
     with pytest.raises(tiny_runs.Killed):
@@ -123,6 +128,94 @@ def test_resumed_in_the_middle_of_any_step(whole, tmp_path, step):
         assert tiny_runs.same_weights(tmp_path / name, whole[0] / name)
     for file in (whole[0] / "rollouts").iterdir():
         assert (tmp_path / "rollouts" / file.name).read_text() == file.read_text()
+
+
+def long_updates(**settings):
+    """Two iterations of four steps each, with everything that has state and every rollout stored."""
+    usual = {"iterations": 2, "epochs": 2, "save_every": 0, "save_rollouts": "all"}
+    return short(**{**usual, "evaluation": Evaluation(every=1, prompts=2), **settings})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    OnlineStage(long_updates(), tiny_runs.context(directory)).fit()
+    return directory
+
+
+def same_stage(one, other):
+    assert tiny_runs.metrics(one) == tiny_runs.metrics(other)
+    for name in ("model", "ema"):
+        assert tiny_runs.same_weights(one / name, other / name)
+    files = sorted(path.name for path in (one / "rollouts").iterdir())
+    assert files == sorted(path.name for path in (other / "rollouts").iterdir())
+    for name in files:
+        assert (one / "rollouts" / name).read_text() == (other / "rollouts" / name).read_text()
+
+
+def stop(algorithm, context, step, monkeypatch):
+    stage = OnlineStage(algorithm, context)
+    tiny_runs.stop_after(stage.trainer, step, monkeypatch, "_optimiser_step")
+    with pytest.raises(Stopped) as error:
+        stage.fit()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_stopped_after_any_optimiser_step(uninterrupted, tmp_path, monkeypatch, step):
+    """No more than the step is waited for, and nothing of the iteration is lost: its rollouts are in the checkpoint."""
+    said = stop(long_updates(), tiny_runs.context(tmp_path), step, monkeypatch)
+    assert said.startswith(f"stopped by SIGTERM; step {step}, in iteration {(step + 3) // 4} of 2, is saved")
+    context = tiny_runs.context(tmp_path)
+    again = OnlineStage(long_updates(), context)
+    monkeypatch.setattr(again.trainer.policy, "generate", counted := Counting(again.trainer.policy.generate))
+    again.fit()
+    same_stage(tmp_path, uninterrupted)
+    assert f"continues from step {step}, in the middle of iteration {(step + 3) // 4}" in " ".join(
+        context.console.file.getvalue().split()
+    )
+    sampled_again = counted.calls - 2 * (3 - (step + 3) // 4)  # evaluations of policy and average
+    assert sampled_again == 2 - (step + 3) // 4
+
+
+class Counting:
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments, **settings):
+        self.calls += 1
+        return self.function(*arguments, **settings)
+
+
+def test_stopped_twice_in_one_iteration(uninterrupted, tmp_path, monkeypatch):
+    stop(long_updates(), tiny_runs.context(tmp_path), 1, monkeypatch)
+    assert "step 3, in iteration 1 of 2" in stop(long_updates(), tiny_runs.context(tmp_path), 2, monkeypatch)
+    OnlineStage(long_updates(), tiny_runs.context(tmp_path)).fit()
+    same_stage(tmp_path, uninterrupted)
+
+
+def test_an_update_that_stopped_itself_early_is_not_gone_on_with(tmp_path, monkeypatch):
+    """``target_kl`` ends the update after the step at which the stop is asked for."""
+    early = long_updates(target_kl=1e-9, iterations=1)
+    OnlineStage(early, tiny_runs.context(tmp_path / "whole")).fit()
+    steps = [line["step"] for line in tiny_runs.metrics(tmp_path / "whole") if "loss/policy" in line]
+    assert 1 < len(steps) < 4
+    stop(early, tiny_runs.context(tmp_path / "cut"), len(steps), monkeypatch)
+    OnlineStage(early, tiny_runs.context(tmp_path / "cut")).fit()
+    same_stage(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_the_reference_is_the_one_of_the_start(tmp_path, monkeypatch):
+    """Weights that have changed on the disk are refused, and so is a policy that would be its own reference."""
+    lm = tiny_runs.policy().build(lambda: ["abc=xyz"], seed=1)
+    save_language_model(tmp_path / "start", lm.module, lm.tokenizer)
+    algorithm = short(policy=Pretrained(path=str(tmp_path / "start")), save_every=0)
+    stop(algorithm, tiny_runs.context(tmp_path / "stage"), 1, monkeypatch)
+    with torch.no_grad():
+        lm.module.transformer.wte.weight[0, 0] += 1e-3
+    save_language_model(tmp_path / "start", lm.module, lm.tokenizer)
+    with pytest.raises(UserError, match=r"step_1: reference: its weights are not those of the run"):
+        OnlineStage(algorithm, tiny_runs.context(tmp_path / "stage")).fit()
 
 
 def test_by_hand_is_the_same_as_the_stage(whole, tmp_path):

@@ -7,11 +7,13 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlhf.errors import UserError
+from rlhf.files import checksum
 from rlhf.interfaces import Engine, RewardModel, Scorer
 from rlhf.models.rewards.answers import finite_numbers
 from rlhf.types import Prompts, Rollout, Scores
@@ -83,6 +85,16 @@ def check_function(path: str, arguments: Mapping[str, Any], given: Sequence[str]
         raise UserError(f"arguments: {min(taken)} is given by the rollout; name the argument otherwise")
 
 
+def function_source(path: str) -> str | None:
+    """A text that is equal where the file is that a function of somebody's own is written in.
+
+    None for this package's own functions, and those that no file is known of.
+    """
+    module = path.rpartition(".")[0]
+    file = None if module.startswith("rlhf.") else getattr(importlib.import_module(module), "__file__", None)
+    return None if file is None else checksum(Path(file))[1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FunctionReward(RewardModel):
     """A Python function of the texts, called once per rollout with all B responses.
@@ -112,6 +124,9 @@ class FunctionReward(RewardModel):
 
     def check_inputs(self) -> None:
         Imported(self.function, self.arguments, ("prompts", "responses"))
+
+    def fingerprint(self) -> str | None:
+        return function_source(self.function)
 
 
 class FunctionScorer(Scorer):

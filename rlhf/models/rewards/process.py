@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.errors import UserError
 from rlhf.interfaces import Engine, LiveEngine, ModelPath, RewardModel, Scorer
 from rlhf.models.rewards.answers import finite_numbers
-from rlhf.models.rewards.function import Imported, check_function
+from rlhf.models.rewards.function import Imported, check_function, function_source
 from rlhf.models.rewards.scalar import check_path, frozen_value_model
 from rlhf.models.rewards.steps import Step, split_steps
 from rlhf.types import Rollout, Scores, Selectable
@@ -91,6 +91,9 @@ class StepFunctionReward(RewardModel):
 
     def check_inputs(self) -> None:
         Imported(self.function, self.arguments, ("prompts", "steps"))
+
+    def fingerprint(self) -> str | None:
+        return function_source(self.function)
 
 
 class StepFunctionScorer(StepScorer):

@@ -1,0 +1,132 @@
+"""A stage's folder in a run: its record, its figures, and how another's content comes into it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf.engines.manifest import Damaged, check_files, read_manifest
+from rlhf.errors import UserError
+from rlhf.files import atomic_text, begin_folder, link_or_copy, put_in_place
+
+RECORD = "stage.json"
+"""What a stage was run with, written before it starts."""
+DONE = "done.json"
+"""The last figures of a stage, written when it has ended."""
+KEPT_BY_SINKS = ("tensorboard", "wandb", "wandb.json")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a file whole, in place of an older one."""
+    atomic_text(path, json.dumps(content, indent=2))
+
+
+def read_json(path: Path) -> Any:
+    """The content of a stage's file.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}); put it back, or remove the folder {path.parent} to run its stage anew"
+        ) from None
+
+
+@contextmanager
+def new_folder(directory: Path) -> Iterator[Path]:
+    """An empty folder that takes a stage's place, when the block has filled it; a former one goes at once then.
+
+    No half of either is ever taken for whole.
+    """
+    folder = begin_folder(directory)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    put_in_place(directory)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """The files below a folder in a second place."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, place)
+
+
+def check_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint says about itself: ``stage``, ``algorithm`` and how far it is.
+
+    Raises:
+        UserError: saying what it is, and what to give.
+    """
+    checkpoints = next((at for at in (path / "checkpoints", path) if next(at.glob("step_*"), None)), None)
+    if checkpoints is not None:
+        there = ", ".join(sorted(str(step) for step in checkpoints.glob("step_*")))
+        raise UserError(f"--resume: {path} holds checkpoints and is none; give one of {there}")
+    if not path.is_dir():
+        raise UserError(
+            f"--resume: {path} is no folder (looked in {Path.cwd()}); give auto, never, or a checkpoint such as "
+            "runs/NAME/STAGE/checkpoints/step_4"
+        )
+    try:
+        manifest = read_manifest(path)
+        check_files(path, manifest, list(manifest["files"]))
+    except Damaged as damaged:
+        raise UserError(f"--resume: {path} is no whole checkpoint ({damaged}); give another") from None
+    if not (origin(path) / "metrics.jsonl").is_file():
+        raise UserError(
+            f"--resume: {origin(path)} has no metrics.jsonl, so the figures before the checkpoint would be lost; put "
+            "it there, two folders above the checkpoint"
+        )
+    return manifest["about"]
+
+
+def check_algorithm(path: Path, algorithm: str) -> None:
+    """Refuses a checkpoint of another algorithm's stage."""
+    about = read_manifest(path)["about"]
+    if about["algorithm"] != algorithm:
+        raise UserError(
+            f"--resume: {path} is a checkpoint of {about['algorithm']}, and the stage to go on with is {algorithm}"
+        )
+
+
+def origin(checkpoint: Path) -> Path:
+    """The stage's folder that a checkpoint lies in."""
+    return checkpoint.resolve().parents[1]
+
+
+def adopt(checkpoint: Path, folder: Path, directory: Path) -> None:
+    """Puts a checkpoint, and the figures and rollouts up to it, into the new folder of a stage.
+
+    Args:
+        checkpoint: Of this stage or another.
+        folder: Where the stage's new folder is being filled.
+        directory: Where it will stand.
+    """
+    source, about = origin(checkpoint), read_manifest(checkpoint)["about"]
+    link_tree(checkpoint, folder / "checkpoints" / checkpoint.name)
+    atomic_text(folder / "checkpoints" / "latest", checkpoint.name)
+    shutil.copy2(source / "metrics.jsonl", folder)  # never linked: it is written on
+    for path in sorted((source / "rollouts").glob("*.jsonl")):
+        kind, _, rest = path.stem.partition("_")
+        last = about.get("rollouts" if kind == "iteration" else "iteration", 0)
+        number = rest.removesuffix("_ema")
+        if not number.isdecimal() or int(number) <= last:
+            (folder / "rollouts").mkdir(exist_ok=True)
+            shutil.copy2(path, folder / "rollouts")
+    if source == directory.resolve():
+        for name in KEPT_BY_SINKS:
+            if (source / name).is_dir():
+                shutil.copytree(source / name, folder / name)
+            elif (source / name).is_file():
+                shutil.copy2(source / name, folder)
