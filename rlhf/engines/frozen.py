@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlhf.errors import UserError
 
-_kept: ContextVar[dict[bytes, Tensor] | None] = ContextVar("kept", default=None)
+_kept: ContextVar[dict[tuple[bytes, int], Tensor] | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
@@ -50,14 +51,12 @@ def share(model: nn.Module, content: Mapping[str, bytes]) -> None:
     kept = _kept.get()
     if kept is None:
         return
-    taken: set[int] = set()
+    seen: Counter[bytes] = Counter()  # equal weights of one model, such as norms at their start, stay apart
     for name, weight in model.named_parameters():
-        if name not in content:
-            continue
-        other = kept.setdefault(content[name], weight.data)
-        if other.data_ptr() not in taken:  # equal weights of one model, such as norms at their start, stay apart
-            taken.add(other.data_ptr())
-            weight.data = other
+        if name in content:
+            digest = content[name]
+            weight.data = kept.setdefault((digest, seen[digest]), weight.data)
+            seen[digest] += 1
 
 
 def fingerprint(content: Mapping[str, bytes]) -> str:

@@ -102,7 +102,7 @@ def test_the_schedule_moves_the_rate_of_every_group_alike(tmp_path):
 
 @pytest.mark.parametrize("optimizer", [AdamW, SGD])
 def test_groups_that_mean_nothing_are_refused(optimizer):
-    with pytest.raises(ValueError, match="groups: 'lora_C' is found in no weight's name.*called like lora_A"):
+    with pytest.raises(ValueError, match=r"groups: 'lora_C' is found in no weight's name.*called like lora_A"):
         optimizer(groups={"lora_C": ParameterGroup()}).build(scalars("lora_A"))
     with pytest.raises(ValueError, match="'_A' is found in no weight's name, or only in names that an earlier group"):
         optimizer(groups={"lora": ParameterGroup(), "_A": ParameterGroup()}).build(scalars("lora_A"))
