@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ def digests(model: nn.Module) -> dict[str, bytes]:
     found = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
-            content = weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            content: Any = weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             form = f"{weight.dtype} {list(weight.shape)} {weight.device}".encode()
             found[name] = xxh3_128_digest(form + xxh3_128_digest(content))
     return found

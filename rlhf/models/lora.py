@@ -125,7 +125,7 @@ def starts_as_base(module: nn.Module) -> bool:
     layers = [layer for _, layer in adapted(module)]
     own = {factor for layer in layers for factor in _factors(layer)}
     trained = {parameter for parameter in module.parameters() if parameter.requires_grad}
-    return trained <= own and not any(layer.lora_B[NAME].weight.any() for layer in layers)
+    return trained <= own and not any(factor.any() for layer in layers for factor in layer.lora_B.parameters())
 
 
 @contextmanager

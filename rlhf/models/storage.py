@@ -280,7 +280,7 @@ def _load_trunk(folder: Path) -> PreTrainedModel:
         return trunk
     adapter = adapter_files.read_config(folder)
     base = cast(str, adapter.base_model_name_or_path)
-    model, info = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True)
+    model, info = cast(Any, AutoModelForCausalLM).from_pretrained(base, output_loading_info=True)
     check_loaded(base, info)
     adapter_files.merge_adapter(model.base_model, folder, adapter)
     return model.base_model
