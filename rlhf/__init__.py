@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
     from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
-    from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW
+    from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
     from rlhf.algorithms.policy_losses import Clip as Clip
     from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.interfaces import ModelPath as ModelPath
     from rlhf.metrics import TensorBoard as TensorBoard, WandB as WandB
     from rlhf.models.heads import MLP as MLP, Linear as Linear
+    from rlhf.models.lora import LoRA as LoRA
     from rlhf.models.policy import FromScratch as FromScratch, Pretrained as Pretrained
     from rlhf.models.rewards import (
         ArithmeticReward as ArithmeticReward,
@@ -71,7 +72,7 @@ _MODULES = {
     "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
     "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
-    "rlhf.algorithms.optimizers": ["AdamW", "SGD"],
+    "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
     "rlhf.algorithms.policy_losses": ["Clip"],
     "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
@@ -90,6 +91,7 @@ _MODULES = {
     "rlhf.interfaces": ["ModelPath"],
     "rlhf.metrics": ["TensorBoard", "WandB"],
     "rlhf.models.heads": ["Linear", "MLP"],
+    "rlhf.models.lora": ["LoRA"],
     "rlhf.models.policy": ["FromScratch", "Pretrained"],
     "rlhf.models.rewards": [
         "ArithmeticReward",

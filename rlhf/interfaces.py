@@ -430,10 +430,15 @@ class LiveEngine(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """This process's weights, optimiser, schedule position: all that continues the training exactly."""
+        """Trained weights, buffers, optimiser, schedule position: all that continues the training exactly.
+
+        What is frozen may be left out, as whoever loads this has built the model from the same settings; then it is
+        noticed when it has changed.
+        """
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from :meth:`state_dict`. Raises ``UserError`` where the model is not the one it was made with."""
 
     @abstractmethod
     def full_state(self) -> dict[str, Tensor]:

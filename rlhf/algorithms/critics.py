@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.schedules import Constant
-from rlhf.errors import require
+from rlhf.errors import UserError, require
 from rlhf.interfaces import Critic, LanguageModel, ModelPath, Optimizer, Schedule, ValueHead
 from rlhf.models.heads import Linear
+from rlhf.models.lora import LoRA
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +34,9 @@ class OwnTrunk(Critic):
         clip: Values may move this far from the old ones before the loss stops rewarding it; null for no clipping.
         warmup_iterations: Iterations at the start in which only the critic learns.
         trainable_layers: Train only the last so many blocks of the trunk, and the head; null trains all of a saved
-            model, and of a copy what the policy trains.
+            model, and of a copy what the policy trains. With ``lora``, the last so many blocks have adapters.
+        lora: Train low-rank adapters of the trunk, and the head, and freeze all else. Null for a copy of a policy with
+            adapters, which has its own like them.
     """
 
     shared: ClassVar[bool] = False
@@ -47,11 +50,14 @@ class OwnTrunk(Critic):
     clip: float | None = 0.2
     warmup_iterations: int = 0
     trainable_layers: int | None = None
+    lora: LoRA | None = None
 
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef, clip=self.clip, warmup_iterations=self.warmup_iterations)
         require(at_least=0, trainable_layers=self.trainable_layers)
         require(above=0, max_grad_norm=self.max_grad_norm)
+        if self.lora is not None and (self.lora.start, self.lora.export) != ("new", "merged"):
+            raise UserError("lora: a critic is not saved; leave out start and export")
 
     @property
     def starts_as_reward_model(self) -> bool:
@@ -59,6 +65,7 @@ class OwnTrunk(Critic):
 
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         from rlhf.models.freezing import freeze_below
+        from rlhf.models.lora import attach, attached
         from rlhf.models.storage import load_value_model, value_model_from
         from rlhf.models.tokenizer import check_same_vocabulary
 
@@ -67,8 +74,16 @@ class OwnTrunk(Critic):
         else:
             model, tokenizer = load_value_model(self.path)
             check_same_vocabulary(f"critic.path: the value model in {self.path}", tokenizer, policy.tokenizer)
-        if self.trainable_layers is not None:
-            freeze_below(cast("PreTrainedModel", model.trunk), self.trainable_layers)
+        trunk = cast("PreTrainedModel", model.trunk)
+        if attached(trunk) is not None and self.trainable_layers is not None:
+            raise UserError(
+                f"critic.trainable_layers: {self.trainable_layers}, but the copy of the policy trains its adapters; "
+                "leave it null"
+            )
+        if self.lora is not None:
+            attach(trunk, self.lora, seed=seed, base=None, layers=self.trainable_layers)
+        elif self.trainable_layers is not None:
+            freeze_below(trunk, self.trainable_layers)
         return model
 
 

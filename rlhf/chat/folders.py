@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf.errors import UserError
+from rlhf.models.adapter_files import is_adapter
 from rlhf.models.policy import looks_local
 from rlhf.models.storage import HEAD_SETTINGS, check_model_folder
 from rlhf.yaml_files import read_yaml
@@ -12,7 +13,7 @@ from rlhf.yaml_files import read_yaml
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a saved model of any kind."""
-    return (folder / "config.json").is_file()
+    return (folder / "config.json").is_file() or is_adapter(folder)
 
 
 def is_language_model(folder: Path) -> bool:

@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlhf.engines.manifest import MANIFEST, SHARED, Damaged, check_files, own_file, read_manifest
 from rlhf.errors import UserError
@@ -56,17 +55,6 @@ def restore_rng(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def identity(weights: Mapping[str, Tensor]) -> str:
-    """A text that is equal where weights are, to the last bit, names and types included."""
-    import xxhash
-
-    digest = xxhash.xxh3_128()
-    for name, tensor in sorted(weights.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @contextmanager

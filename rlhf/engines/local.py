@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from rlhf.engines import frozen
 from rlhf.engines.diagnosis import SamplingPass, TrainingPass, training_mode
 from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
@@ -50,6 +51,10 @@ class LocalEngine(LiveEngine):
         """What the gradient of the coming step is made of."""
         if optimizer is None:
             model.requires_grad_(False)
+        content = frozen.digests(model)
+        frozen.share(model, content)
+        self.frozen = frozen.fingerprint(content)
+        if optimizer is None:
             return
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, parameter in named:
@@ -189,10 +194,12 @@ class LocalEngine(LiveEngine):
     def state_dict(self) -> dict[str, Any]:
         states = None if self.optimizer is None else [self.optimizer.state[parameter] for parameter in self.trained]
         optimizer = None if states is None else dict(zip(self.names, map(dict, states), strict=True))
-        return {"model": self.full_state(), "optimizer": optimizer, "steps": self.steps}
+        model = frozen.trained_state(self.model)
+        return {"model": model, "frozen": self.frozen, "optimizer": optimizer, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        frozen.check(self.model, self.frozen, state["frozen"])
+        frozen.load_trained_state(self.model, state["model"])
         self.steps = state["steps"]
         if self.optimizer is not None:
             for name, parameter in zip(self.names, self.trained, strict=True):

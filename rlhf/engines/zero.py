@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf import distributed
-from rlhf.engines import deepspeed_config
+from rlhf.engines import deepspeed_config, frozen
 from rlhf.engines.diagnosis import TrainingPass, training_mode
 from rlhf.engines.inference.rollouts import join_rollouts
 from rlhf.engines.partitions import partition
@@ -69,6 +69,13 @@ class ZeroEngine(LiveEngine):
         """Fragments that the model works with in the place of its own; see :meth:`substituted`."""
         self.types = {name: p.dtype for name, p in model.named_parameters()}
         if optimizer is None:
+            model.requires_grad_(False)
+        content = frozen.digests(model)
+        self.frozen = frozen.fingerprint(content)
+        if settings.stage < 3:
+            frozen.share(model, content)
+        self.partition = None
+        if optimizer is None:
             self._freeze()
             return
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -89,8 +96,6 @@ class ZeroEngine(LiveEngine):
         return self.settings.stage == 0 and self.settings.precision == "fp32"
 
     def _freeze(self) -> None:
-        self.model.requires_grad_(False)
-        self.partition = None
         if self.settings.stage == 3:
             self.engine = deepspeed_config.initialize(self.settings, self.model, None, clip=0.0)
         else:  # nothing to part: ZeRO below stage 3 parts what belongs to training
@@ -290,16 +295,20 @@ class ZeroEngine(LiveEngine):
     # ------------------------------------------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"model": self.full_state(), "optimizer": None, "steps": self.steps}
-        if self.partition is not None:
-            state["model"] |= self.whole(self.master())
-            state["optimizer"] = self.partition.optimizer_state()
-            if self.settings.precision == "fp16":
-                state["loss_scale"] = self.engine.optimizer.loss_scaler
+        trained = {} if self.partition is None else self.whole(self.master())
+        state: dict[str, Any] = {
+            "model": model_state(self.model, trained, frozen=False),
+            "frozen": self.frozen,
+            "optimizer": None if self.partition is None else self.partition.optimizer_state(),
+            "steps": self.steps,
+        }
+        if self.partition is not None and self.settings.precision == "fp16":
+            state["loss_scale"] = self.engine.optimizer.loss_scaler
         return state
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        frozen.check(self.model, self.frozen, state["frozen"])
         self.steps = state["steps"]
         for name, buffer in self.model.named_buffers():
             if name in state["model"]:

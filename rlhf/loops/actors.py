@@ -1,69 +1,90 @@
-"""The models of an on-policy stage in the hands of their engines: reference, policy and critic."""
+"""The models of an on-policy stage in the hands of their engines: policy, critic and reference."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import nn
 
 from rlhf.algorithms.ppo import PPO
-from rlhf.engines.checkpoint import identity
-from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, LiveEngine
 from rlhf.loops.context import StageContext
+from rlhf.models.lora import adapters_off, starts_as_base
 from rlhf.models.modules import PolicyModel
 from rlhf.models.tokenizer import check_same_vocabulary
+from rlhf.types import Outputs, Selectable, Stateful
 
 
-class ReferenceIdentity:
-    """Which weights the KL is measured against: the same from the first step to the last, whatever comes between.
+class Reference(Stateful, Protocol):
+    """The frozen model that the KL is measured against: what is asked of it."""
 
-    A checkpoint holds this and no copy of the weights. What has changed on the disk since the start, or a policy that
-    has moved on, is never taken for the reference.
+    def evaluate(
+        self, batches: Iterable[Selectable], *, temperature: float = 1.0, want: Sequence[str]
+    ) -> Iterator[Outputs]: ...
+
+
+class WithoutAdapters:
+    """A policy with its adapters switched off: what it started from, without a second model.
 
     Args:
-        weights: As they are given to the engine, before it casts or shards them.
+        policy: Its engine.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self.identity = identity(weights)
+    def __init__(self, policy: LiveEngine) -> None:
+        self.policy = policy
 
-    def state_dict(self) -> dict[str, str]:
-        """Who it is."""
-        return {"identity": self.identity}
+    def evaluate(
+        self, batches: Iterable[Selectable], *, temperature: float = 1.0, want: Sequence[str]
+    ) -> Iterator[Outputs]:
+        """All answers at once, so that the adapters are on again whatever is done between two of them."""
+        with adapters_off(self.policy.model):
+            return iter(list(self.policy.evaluate(batches, temperature=temperature, want=want)))
 
-    def load_state_dict(self, state: dict[str, str]) -> None:
-        """Refuses another one.
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the policy's own says which weights lie under its adapters."""
+        return {}
 
-        Raises:
-            UserError: the weights are not those that the checkpoint's KL was measured against.
-        """
-        if state["identity"] != self.identity:
-            raise UserError(
-                "reference: its weights are not those of the run that the checkpoint is from, so the KL would be "
-                "measured against another model; put the model back that the stage started from (the policy's, where "
-                "reference is null), or begin the stage anew with --resume never"
-            )
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""
 
 
-def build_reference(
-    settings: PPO, policy: LanguageModel, context: StageContext
-) -> tuple[LiveEngine | None, ReferenceIdentity | None]:
-    """The frozen model that the KL is measured against: its own or a copy of the policy's start, and which it is."""
+class Actors(NamedTuple):
+    """Policy, a critic with a trunk of its own, and reference, of those that the settings ask for."""
+
+    policy: LiveEngine
+    critic: LiveEngine | None
+    reference: Reference | None
+
+
+def build_actors(settings: PPO, policy: LanguageModel, context: StageContext) -> Actors:
+    """Puts the policy into an engine's hands, and all models that are made from its start.
+
+    The reference is the policy without its adapters where that is what it starts from. A policy that goes on training
+    an adapter starts from both, and has a frozen copy of both.
+    """
+    own = settings.kl is not None and settings.reference is None and starts_as_base(policy.module)
+    model = None if own else _reference_model(settings, policy, context)
+    reference = None if model is None else settings.engine.build(model)
+    learner, critic = _build_learners(settings, policy, context)
+    return Actors(learner, critic, WithoutAdapters(learner) if own else reference)
+
+
+def _reference_model(settings: PPO, policy: LanguageModel, context: StageContext) -> nn.Module | None:
+    """A model of its own, or a copy of the policy's start."""
     if settings.kl is None:
-        return None, None
+        return None
     if settings.reference is None:
-        module = copy.deepcopy(policy.module)
-    else:
-        own = settings.reference.build(lambda: (), seed=context.seed_for("reference"))
-        check_same_vocabulary("reference: its model", own.tokenizer, policy.tokenizer)
-        module = own.module
-    which = ReferenceIdentity(module.state_dict())
-    return settings.engine.build(PolicyModel(module)), which
+        return PolicyModel(copy.deepcopy(policy.module))
+    reference = settings.reference.build(lambda: (), seed=context.seed_for("reference"))
+    check_same_vocabulary("reference: its model", reference.tokenizer, policy.tokenizer)
+    return PolicyModel(reference.module)
 
 
-def build_learners(settings: PPO, policy: LanguageModel, context: StageContext) -> tuple[LiveEngine, LiveEngine | None]:
+def _build_learners(
+    settings: PPO, policy: LanguageModel, context: StageContext
+) -> tuple[LiveEngine, LiveEngine | None]:
     """The policy, with a shared critic's head on it, and the critic that has a trunk of its own."""
     critic = settings.used_critic
     value_model = None if critic is None else critic.build(policy, seed=context.seed_for("critic"))

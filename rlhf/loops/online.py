@@ -18,9 +18,10 @@ from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import PPO
 from rlhf.data.collate import collate_prompts
 from rlhf.data.stream import Stream
+from rlhf.engines.frozen import kept_once
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
-from rlhf.loops.actors import build_learners, build_reference
+from rlhf.loops.actors import Reference, build_actors
 from rlhf.loops.context import StageContext
 from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
 from rlhf.loops.replay import open_replay
@@ -43,7 +44,7 @@ from rlhf.types import (
     Tally,
 )
 
-STATEFUL = ("policy", "critic", "average", "which_reference", "stream", "mixture", "controller", "normalization")
+STATEFUL = ("policy", "critic", "average", "reference", "stream", "mixture", "controller", "normalization")
 
 
 class OnlineTrainer:
@@ -69,9 +70,9 @@ class OnlineTrainer:
         built = algorithm.policy.build(lambda: algorithm.data.corpus(phase), seed=context.seed_for("weights"))
         self.tokenizer = built.tokenizer
         self.pad_id = pad_id(self.tokenizer)
-        self.reference, self.which_reference = build_reference(algorithm, built, context)
-        self.policy, self.critic = build_learners(algorithm, built, context)
-        self.scorer = algorithm.reward.build(algorithm.engine, self.tokenizer)
+        with kept_once():
+            self.policy, self.critic, self.reference = build_actors(algorithm, built, context)
+            self.scorer = algorithm.reward.build(algorithm.engine, self.tokenizer)
         normalization = algorithm.score_normalization
         self.normalization = None if normalization is None else normalization.build()
         self.controller = None if algorithm.kl is None else algorithm.kl.controller.build()
@@ -145,7 +146,7 @@ class OnlineTrainer:
             cast(ValueModel, self.critic.model).standardise(float(answers.mean()), float(answers.std()))
 
     def infer(
-        self, engine: LiveEngine, rollout: Rollout, want: tuple[str, ...], *, temperature: float | None = None
+        self, engine: Reference, rollout: Rollout, want: tuple[str, ...], *, temperature: float | None = None
     ) -> dict[str, Tensor]:
         """The wanted fields of :class:`Outputs` for a rollout, by an engine's model; no gradient, no dropout.
 

@@ -26,7 +26,7 @@ def freeze_below(model: PreTrainedModel, layers: int) -> None:
     Raises:
         UserError: the model has fewer blocks, or none that can be told apart, or nothing is left to train.
     """
-    blocks = _blocks(model)
+    _, blocks = blocks_of(model, "leave trainable_layers null, to train everything")
     if layers > len(blocks):
         raise UserError(
             f"trainable_layers: {layers}, but {type(model).__name__} has {len(blocks)} blocks; give at most that many, "
@@ -42,14 +42,17 @@ def freeze_below(model: PreTrainedModel, layers: int) -> None:
         parameter.requires_grad_(parameter in trained)
 
 
-def _blocks(model: PreTrainedModel) -> list[nn.Module]:
+def blocks_of(model: PreTrainedModel, remedy: str) -> tuple[str, list[nn.Module]]:
+    """The blocks of a model in order, and the name of the list that holds them.
+
+    Raises:
+        UserError: there is no such list; ``remedy`` is what to do then.
+    """
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():  # outer lists come before those inside their blocks, such as a list of experts
+    for name, module in model.named_modules():  # outer lists come before those inside their blocks, as of experts
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return list(module)
-    raise UserError(
-        f"trainable_layers: {type(model).__name__} has no list of {count} blocks; leave it null, to train everything"
-    )
+            return name, list(module)
+    raise UserError(f"{type(model).__name__} has no list of {count} blocks; {remedy}")
 
 
 def _behind(model: PreTrainedModel, blocks: list[nn.Module]) -> set[nn.Parameter]:

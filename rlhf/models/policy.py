@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ import torch
 
 from rlhf.errors import UserError, require
 from rlhf.interfaces import LanguageModel, ModelPath, Policy
+from rlhf.models import adapter_files
 from rlhf.models.freezing import freeze_below
 from rlhf.models.gguf import (
     SUFFIX,
@@ -23,8 +25,9 @@ from rlhf.models.gguf import (
     without_invented_tokens,
 )
 from rlhf.models.hub import WHOLE_MODEL, reading
+from rlhf.models.lora import LoRA, attach
 from rlhf.models.modules import seeded
-from rlhf.models.storage import HEAD_SETTINGS, check_loaded, check_model_folder, no_progress_bars
+from rlhf.models.storage import HEAD_SETTINGS, TOKENIZER, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, find_chat_template, train_bpe
 from rlhf.models.vocabulary import extend_vocabulary
 
@@ -40,13 +43,16 @@ class Pretrained(Policy):
     """A causal language model that exists already, with its tokenizer.
 
     Args:
-        path: A folder, a GGUF file, "@stage" for the result of an earlier stage, or a name on the Hugging Face hub.
+        path: A folder, a GGUF file, "@stage" for the result of an earlier stage, or a name on the Hugging Face hub. A
+            folder may hold an adapter, which is merged into its base, or trained on: see ``lora``.
         dropout: Probability for every dropout of the model (layer drop is then off); null keeps the model's own.
         dtype: Precision in which the weights are loaded.
         trust_remote_code: Whether code that comes with the model may run.
         trainable_layers: Train only the last so many blocks and what stands behind them (the last norm, an output layer
             that is not tied to the embedding); null trains everything. What is frozen costs no gradient and no
-            optimiser state, and the saved model is complete all the same.
+            optimiser state, and the saved model is complete all the same. With ``lora``, the last so many blocks have
+            adapters, and nothing else is trained.
+        lora: Train low-rank adapters, and freeze all else; null trains the weights themselves.
         pad_token: Token that fills unused columns, added if the tokenizer does not have it; null keeps the tokenizer's.
         eos_token: Token that ends a response, added if the tokenizer does not have it; null keeps the tokenizer's.
         add_tokens: Further tokens that are to be one id each. A token without a row in the embedding gets one, which
@@ -60,6 +66,7 @@ class Pretrained(Policy):
     dtype: Literal["fp32", "bf16"] = "fp32"
     trust_remote_code: bool = False
     trainable_layers: int | None = None
+    lora: LoRA | None = None
     pad_token: str | None = None
     eos_token: str | None = None
     add_tokens: list[str] = field(default_factory=list)
@@ -94,26 +101,77 @@ class Pretrained(Policy):
 
     @no_progress_bars()
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
-        """Loads the model. ``corpus`` and ``seed`` are not needed: no weight is drawn.
+        """Loads the model. ``corpus`` is not needed, and ``seed`` draws adapters only.
 
         Raises:
             UserError: a local path, or a file in it, does not exist; the hub is not asked then.
             UserError: the path is no causal language model, or the hub did not give it.
             UserError: the tokenizer has ids that the model has no embedding for.
+            UserError: the adapters asked for do not fit the model, or the saved ones to be trained on.
         """
         language_model = self._load()
         module, tokenizer = language_model
         tokens = {"pad_token": self.pad_token, "eos_token": self.eos_token, "add_tokens": self.add_tokens}
         new = extend_vocabulary(module, tokenizer, **tokens) if any(tokens.values()) else []
         check_tokenizer(tokenizer, module)
-        if self.trainable_layers is not None:
-            if learnt := [token for token in new if token != self.pad_token]:
-                raise UserError(
-                    f"trainable_layers: {self.trainable_layers} freezes the embedding, so the new token {learnt[0]!r} "
-                    "would never be learnt; add it in an earlier stage that trains everything"
-                )
+        if self.lora is not None or self.trainable_layers is not None:
+            self._check_learnt([token for token in new if token != self.pad_token])
+        if self.lora is not None:
+            self._attach(module, self.lora, seed, resized=bool(new))
+        elif self.trainable_layers is not None:
             freeze_below(module, self.trainable_layers)
         return language_model
+
+    def _check_learnt(self, new: list[str]) -> None:
+        if new:
+            which = f"trainable_layers: {self.trainable_layers}" if self.lora is None else "lora"
+            raise UserError(
+                f"{which} freezes the embedding, so the new token {new[0]!r} would never be learnt; add it in an "
+                "earlier stage that trains everything"
+            )
+
+    def _attach(self, module: PreTrainedModel, lora: LoRA, seed: int, *, resized: bool) -> None:
+        """Adapters on the model: new ones, or those that the path names."""
+        path = os.path.expanduser(self.path)
+        saved = adapter_files.read_config(path) if adapter_files.is_adapter(path) else None
+        problem = None
+        if lora.start == "saved":
+            if saved is None:
+                raise UserError(f"lora.start: 'saved', but {path} holds no adapter; give the folder of one, or new")
+            adapter_files.check_same_shape(lora, path, saved)
+            base = cast(str, saved.base_model_name_or_path)
+        else:
+            base = os.path.abspath(path) if looks_local(path) else path
+            problem = "path is an adapter itself" if saved is not None else None
+        if find_gguf(base):
+            problem = "the base is a GGUF file"
+        if resized:
+            problem = "the base has got new tokens"
+        if problem is not None and lora.export != "merged":
+            raise UserError(
+                f"lora.export: {lora.export!r}, but {problem}, so that no folder holds what the adapter belongs to; "
+                "export it merged"
+            )
+        attach(module, lora, seed=seed, base=None if problem else base, layers=self.trainable_layers)
+        if lora.start == "saved":
+            adapter_files.load_adapter(module, path)
+
+    def _load_with_adapter(self, path: str) -> LanguageModel:
+        """The base of an adapter's folder, into which the adapter is merged unless it is to be trained on."""
+        from transformers import AutoTokenizer
+
+        config = adapter_files.read_config(path)
+        base = dataclasses.replace(self, path=config.base_model_name_or_path, lora=None, trainable_layers=None)
+        module, tokenizer = base._load()
+        if self.lora is None or self.lora.start == "new":
+            adapter_files.merge_adapter(module, path, config)
+        module.name_or_path = path
+        if any((Path(path) / name).is_file() for name in TOKENIZER):
+            with reading(path, local=True):
+                tokenizer = AutoTokenizer.from_pretrained(path)
+            if self.chat_template is not None:
+                tokenizer.chat_template = find_chat_template(self.chat_template)
+        return LanguageModel(module, tokenizer)
 
     def _load(self) -> LanguageModel:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -124,6 +182,8 @@ class Pretrained(Policy):
             self.check_inputs()
         if (Path(path) / HEAD_SETTINGS).exists():
             raise UserError(f"path: {path} is a reward model or critic; give the folder of a language model")
+        if adapter_files.is_adapter(path):
+            return self._load_with_adapter(path)
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "local_files_only": local}
         weights: dict[str, Any] = {"dtype": DTYPES[self.dtype], "output_loading_info": True}
         remedy = WHOLE_MODEL

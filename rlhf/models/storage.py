@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from rlhf.errors import UserError
 from rlhf.files import atomic_folder, atomic_text
 from rlhf.interfaces import LanguageModel, Template, ValueHead
+from rlhf.models import adapter_files
 from rlhf.models.hub import reading
+from rlhf.models.lora import attached
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
 from rlhf.models.tokenizer import check_tokenizer, pad_id
 
@@ -59,6 +61,8 @@ def save_language_model(
 ) -> None:
     """Writes a folder that ``AutoModelForCausalLM.from_pretrained`` loads; a shared-trunk value head is left out.
 
+    A model with adapters is saved as their settings say: merged, or the adapters alone, or both.
+
     Args:
         directory: Replaced as a whole, or not at all.
         module: The model; its weights are not read where ``state`` is given.
@@ -74,7 +78,7 @@ def save_language_model(
     weights = _weights(lm, state, prefix)
     config = _generation_config(lm, tokenizer, generation or {})
     with atomic_folder(directory) as folder:
-        lm.save_pretrained(folder, state_dict=weights)
+        _write_weights(folder, lm, weights)
         tokenizer.save_pretrained(folder)
         config.save_pretrained(folder)  # after the model's own, which it replaces
 
@@ -111,7 +115,7 @@ def save_value_model(
         "std": float(source.get("std", model.std)),
     }
     with atomic_folder(directory) as folder:
-        trunk.save_pretrained(folder, state_dict=trunk_weights)
+        _write_weights(folder, trunk, trunk_weights)
         tokenizer.save_pretrained(folder)
         save_file({name: tensor.contiguous() for name, tensor in head_weights.items()}, folder / HEAD_WEIGHTS)
         (folder / HEAD_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
@@ -167,6 +171,19 @@ def _weights(module: nn.Module, state: Mapping[str, Tensor] | None, prefix: str)
     return {name: given[name] for name in names} | {name: given.get(name, own[name]) for name in buffers}
 
 
+def _write_weights(folder: Path, module: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """The weights of a model, those of its adapters in the form that their settings ask for."""
+    note = attached(module)
+    if note is None:
+        module.save_pretrained(folder, state_dict=weights)
+        return
+    if note.settings.export != "adapter":
+        module.save_pretrained(folder, state_dict=adapter_files.merged(module, weights))
+    if note.settings.export != "merged":
+        beside = folder / adapter_files.BESIDE if note.settings.export == "both" else folder
+        adapter_files.write_adapter(beside, module, note, weights)
+
+
 def _generation_config(lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any]) -> Any:
     from transformers import GenerationConfig
 
@@ -201,6 +218,9 @@ def check_model_folder(directory: str | Path) -> None:
         raise UserError(f"model path: {folder} does not exist; give the folder of a saved model")
     if not folder.is_dir():
         raise UserError(f"model path: {folder} is a file; give the folder it lies in")
+    if adapter_files.is_adapter(folder):
+        adapter_files.read_config(folder)
+        return  # its base may have the tokenizer
     if not (folder / "config.json").is_file():
         raise UserError(f"model path: {folder} has no config.json; give the folder of a saved model")
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
@@ -227,7 +247,7 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
         UserError: the head's class cannot be imported, or weights do not fit.
     """
     from safetensors.torch import load_file
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoTokenizer
 
     folder = Path(directory)
     check_model_folder(folder)
@@ -239,16 +259,31 @@ def load_value_model(directory: str | Path) -> tuple[ValueModel, PreTrainedToken
             )
     with reading(folder, local=True):
         settings = json.loads((folder / HEAD_SETTINGS).read_text())
-        trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+        trunk = _load_trunk(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         weights = load_file(folder / HEAD_WEIGHTS)
-    check_loaded(folder, info)
     head = _component(folder / HEAD_SETTINGS, settings, ValueHead).build(hidden_width(trunk))
     try:
         head.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"model path: {folder / HEAD_WEIGHTS} does not fit {settings['class_path']}: {error}") from None
     return ValueModel(trunk, head, settings["mean"], settings["std"]), tokenizer
+
+
+def _load_trunk(folder: Path) -> PreTrainedModel:
+    """The trunk of a saved value model: its own, or that of a language model with an adapter merged into it."""
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    if not adapter_files.is_adapter(folder):
+        trunk, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+        check_loaded(folder, info)
+        return trunk
+    adapter = adapter_files.read_config(folder)
+    base = cast(str, adapter.base_model_name_or_path)
+    model, info = cast(Any, AutoModelForCausalLM).from_pretrained(base, output_loading_info=True)
+    check_loaded(base, info)
+    adapter_files.merge_adapter(model.base_model, folder, adapter)
+    return model.base_model
 
 
 def value_model_from(lm: LanguageModel, head: ValueHead, seed: int) -> ValueModel:

@@ -8,6 +8,7 @@ from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.models.freezing import freeze_below
 from rlhf.models.heads import Linear
+from rlhf.models.lora import LoRA, attach, attached
 from rlhf.models.modules import PolicyModel
 
 SEQUENCES, MASK = tiny_runs.right_padded([[5, 6, 7, 8], [9, 10]])
@@ -85,3 +86,24 @@ def test_shared_head_depends_on_the_seed_only(lm):
     assert torch.equal(torch.rand(1), before)  # the global random numbers were not touched
     second = critic.build(lm, seed=1).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_own_trunk_with_adapters(lm, tmp_path):
+    def trained(model):
+        return {name for name, p in model.named_parameters() if p.requires_grad}
+
+    head = {"head.layers.0.weight", "head.layers.0.bias"}
+    plain = OwnTrunk().build(lm, seed=1)(SEQUENCES, want=("values",), mask=MASK).values
+    model = OwnTrunk(lora=LoRA(rank=2), trainable_layers=1).build(lm, seed=1)
+    assert torch.equal(model(SEQUENCES, want=("values",), mask=MASK).values, plain)
+    assert trained(model) > head and all(n.startswith("trunk.h.1.") and ".lora_" in n for n in trained(model) - head)
+    attach(lm.module, LoRA(rank=3), seed=1, base=None)
+    copied = OwnTrunk().build(lm, seed=1)
+    assert len(trained(copied) - head) == 16 and attached(copied.trunk).settings.rank == 3
+    with pytest.raises(ValueError, match="trainable_layers: 1, but the copy of the policy trains its adapters"):
+        OwnTrunk(trainable_layers=1).build(lm, seed=1)
+    with pytest.raises(ValueError, match="lora: the model has adapters already; leave it null"):
+        OwnTrunk(lora=LoRA()).build(lm, seed=1)
+    for settings in ({"start": "saved"}, {"export": "adapter"}):
+        with pytest.raises(ValueError, match="lora: a critic is not saved; leave out start and export"):
+            OwnTrunk(lora=LoRA(**settings))

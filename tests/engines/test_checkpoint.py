@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rlhf.engines import checkpoint
-from rlhf.engines.checkpoint import Checkpoints, fitting, identity, restore_rng, rng_state
+from rlhf.engines.checkpoint import Checkpoints, fitting, restore_rng, rng_state
 from rlhf.errors import UserError
 
 
@@ -346,19 +346,6 @@ def test_random_numbers_go_on():
     drawn = [torch.rand(2).tolist(), np.random.rand(), random.random()]
     restore_rng(state)
     assert [torch.rand(2).tolist(), np.random.rand(), random.random()] == drawn
-
-
-def test_an_identity_is_of_names_types_and_every_bit():
-    weights = {"a": torch.ones(2, 3), "b": torch.zeros(())}
-    same = {"b": torch.zeros(()), "a": torch.ones(3, 2).T.contiguous()}
-    assert identity(weights) == identity(same)
-    others = [
-        {**weights, "a": torch.ones(3, 2)},
-        {**weights, "a": torch.ones(2, 3).double()},
-        {**weights, "b": torch.tensor(-0.0)},
-        {"a": weights["a"], "c": weights["b"]},
-    ]
-    assert len({identity(weights), *map(identity, others)}) == 5
 
 
 def test_what_does_not_fit_is_named():

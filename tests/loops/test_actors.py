@@ -6,7 +6,8 @@ import torch
 
 from rlhf.algorithms.advantages import GroupNorm
 from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
-from rlhf.loops.actors import build_learners, build_reference
+from rlhf.interfaces import LiveEngine
+from rlhf.loops.actors import build_actors
 
 
 @pytest.fixture
@@ -15,20 +16,20 @@ def policy():
 
 
 def test_the_reference_is_a_frozen_copy(policy, tmp_path):
-    reference, _ = build_reference(tiny_runs.ppo(), policy, tiny_runs.context(tmp_path))
-    assert reference is not None and reference.master() == []
+    reference = build_actors(tiny_runs.ppo(), policy, tiny_runs.context(tmp_path)).reference
+    assert isinstance(reference, LiveEngine) and reference.master() == []
     with torch.no_grad():
         policy.module.transformer.wte.weight.zero_()
     assert reference.model.lm.transformer.wte.weight.abs().sum() > 0
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
-    assert build_reference(tiny_runs.ppo(kl=None), policy, tiny_runs.context(tmp_path)) == (None, None)
+    assert build_actors(tiny_runs.ppo(kl=None), policy, tiny_runs.context(tmp_path)).reference is None
 
 
 def test_steps_of_the_schedules(policy, tmp_path):
     def steps(**settings):
         usual = {"iterations": 5, "epochs": 3}  # two mini-batches each: 30 steps
-        engines = build_learners(tiny_runs.ppo(**usual, **settings), policy, tiny_runs.context(tmp_path))
-        return [None if engine is None else engine.total_steps for engine in engines]
+        actors = build_actors(tiny_runs.ppo(**usual, **settings), policy, tiny_runs.context(tmp_path))
+        return [None if engine is None else engine.total_steps for engine in (actors.policy, actors.critic)]
 
     assert steps() == [30, 30]
     assert steps(critic=OwnTrunk(warmup_iterations=2)) == [18, 30]  # the policy waits for two iterations
@@ -38,6 +39,6 @@ def test_steps_of_the_schedules(policy, tmp_path):
 
 
 def test_a_shared_head_is_trained_with_the_policy(policy, tmp_path):
-    engine, _ = build_learners(tiny_runs.ppo(critic=SharedTrunk()), policy, tiny_runs.context(tmp_path))
+    engine = build_actors(tiny_runs.ppo(critic=SharedTrunk()), policy, tiny_runs.context(tmp_path)).policy
     names = [name for name, parameter in engine.model.named_parameters() if parameter.requires_grad]
     assert len(engine.master()) == len(names) and any(name.startswith("head.") for name in names)

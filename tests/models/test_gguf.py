@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf.models import gguf as ours
 from rlhf.models.heads import Linear
+from rlhf.models.lora import LoRA
 from rlhf.models.modules import PolicyModel
 from rlhf.models.policy import FromScratch, Pretrained
 from rlhf.models.storage import load_value_model, save_language_model, save_value_model, value_model_from
@@ -159,3 +160,14 @@ def test_smollm2_knows_english(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     text = "It isn't  cheap:\n  naïve 日本 <|im_end|>"
     assert tokenizer(text)["input_ids"] == lm.tokenizer(text)["input_ids"]
+
+
+def test_adapters_on_a_gguf_file_are_saved_merged(folder, tmp_path):
+    path = str(folder)
+    lm = Pretrained(path=path, lora=LoRA(rank=2)).build(nothing, seed=1)
+    save_language_model(tmp_path / "merged", lm.module, lm.tokenizer)
+    ids = torch.tensor([[5, 6, 7]])
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(again(ids).logits, lm.module(ids).logits)
+    with pytest.raises(ValueError, match=r"lora.export: 'adapter', but the base is a GGUF file"):
+        Pretrained(path=path, lora=LoRA(export="adapter")).build(nothing, seed=1)

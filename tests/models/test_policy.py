@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel
 from rlhf.models.heads import Linear
+from rlhf.models.lora import LoRA, attached, starts_as_base
 from rlhf.models.policy import FromScratch, Pretrained, looks_local
 from rlhf.models.storage import save_language_model, save_value_model, value_model_from
 from rlhf.models.tokenizer import train_bpe
@@ -179,6 +181,99 @@ def test_a_new_token_with_a_frozen_embedding_is_refused_but_for_a_pad(folder):
         Pretrained(**settings, add_tokens=["<user>"]).build(nothing, seed=1)
 
 
+# ---------------------------------------------------------------------------------------------------------------- LoRA
+
+
+def trained(module) -> set[str]:
+    return {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+def learnt(path, settings, folder):
+    """An adapter on the model of a path, after it has learnt something, saved."""
+    lm = Pretrained(path=str(path), lora=settings).build(nothing, seed=1)
+    for name in trained(lm.module):
+        lm.module.get_parameter(name).data.add_(0.1)
+    save_language_model(folder, lm.module, lm.tokenizer)
+    return lm.module
+
+
+def logits(module):
+    with torch.no_grad():
+        return module.eval()(torch.tensor([[5, 6, 7, 8]])).logits
+
+
+def test_adapters_and_nothing_else_are_trained(folder):
+    module = Pretrained(path=str(folder), lora=LoRA(rank=2)).build(nothing, seed=1).module
+    plain = Pretrained(path=str(folder)).build(nothing, seed=1).module
+    assert torch.equal(logits(module), logits(plain))
+    assert trained(module) and all(".lora_" in name for name in trained(module))
+    assert attached(module).base == str(folder)
+    other = Pretrained(path=str(folder), lora=LoRA(rank=2)).build(nothing, seed=2).module
+    name = "transformer.h.0.attn.c_attn.lora_A.default.weight"
+    assert not torch.equal(module.get_parameter(name), other.get_parameter(name))
+    with pytest.raises(ValueError, match="trainable_layers: 2, but adapters go into 1 to 1 blocks"):
+        Pretrained(path=str(folder), lora=LoRA(), trainable_layers=2).build(nothing, seed=1)
+
+
+def test_the_folder_of_an_adapter_is_a_model(folder, tmp_path):
+    live = learnt(folder, LoRA(rank=2, export="adapter"), tmp_path / "adapter")
+    Pretrained(path=str(tmp_path / "adapter")).check_inputs()
+    module, tokenizer = Pretrained(path=str(tmp_path / "adapter")).build(nothing, seed=1)
+    torch.testing.assert_close(logits(module), logits(live), atol=1e-5, rtol=0)
+    assert len(trained(module)) == len(list(module.parameters())) and attached(module) is None
+    assert module.name_or_path == str(tmp_path / "adapter") and len(tokenizer) == len(from_scratch().tokenizer)
+    for file in ("tokenizer.json", "tokenizer_config.json"):  # as peft alone leaves it
+        (tmp_path / "adapter" / file).unlink()
+    assert (
+        Pretrained(path=str(tmp_path / "adapter"), chat_template="turns").build(nothing, seed=1).tokenizer.chat_template
+    )
+    half = Pretrained(path=str(tmp_path / "adapter"), dtype="bf16", trainable_layers=0).build(nothing, seed=1).module
+    assert half.dtype == torch.bfloat16 and trained(half) == {"transformer.ln_f.weight", "transformer.ln_f.bias"}
+
+
+def test_a_saved_adapter_is_merged_under_a_new_one_or_trained_on(folder, tmp_path):
+    path = tmp_path / "adapter"
+    live = learnt(folder, LoRA(rank=2, export="adapter"), path)
+    new = Pretrained(path=str(path), lora=LoRA(rank=3)).build(nothing, seed=1).module
+    assert starts_as_base(new)
+    torch.testing.assert_close(logits(new), logits(live), atol=1e-5, rtol=0)
+    again = LoRA(rank=2, start="saved", export="adapter")
+    on = Pretrained(path=str(path), lora=again).build(nothing, seed=7).module
+    assert torch.equal(logits(on), logits(live)) and not starts_as_base(on)
+    assert trained(on) == trained(live) and attached(on).base == str(folder)
+    learnt(path, again, tmp_path / "further")
+    assert json.loads((tmp_path / "further" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        folder
+    )
+    for settings, message in [
+        (LoRA(rank=3, start="saved"), f"lora.rank: 3, but start is 'saved' and the adapter in {path} has 2; give 2"),
+        (LoRA(rank=2, alpha=4, start="saved"), "lora.alpha: 4, .* has 16"),
+        (LoRA(rank=2, rslora=True, start="saved"), "lora.rslora: True, .* has False"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Pretrained(path=str(path), lora=settings).build(nothing, seed=1)
+    with pytest.raises(ValueError, match=r"has \[2, 16\] for .*, where the model has nothing"):
+        fewer = LoRA(rank=2, target_modules=["c_attn"], start="saved")
+        Pretrained(path=str(path), lora=fewer).build(nothing, seed=1)
+    with pytest.raises(ValueError, match=r"start: 'saved', but .* holds no adapter"):
+        Pretrained(path=str(folder), lora=again).build(nothing, seed=1)
+
+
+def test_an_adapter_is_not_saved_alone_where_no_folder_is_its_base(folder, tmp_path):
+    learnt(folder, LoRA(rank=2, export="adapter"), tmp_path / "adapter")
+    for settings, why in [
+        ({"path": str(tmp_path / "adapter")}, "path is an adapter itself"),
+        ({"path": str(folder), "pad_token": "<pad>"}, "the base has got new tokens"),
+    ]:
+        for export in ("adapter", "both"):
+            with pytest.raises(ValueError, match=f"lora.export: '{export}', but {why}"):
+                Pretrained(**settings, lora=LoRA(export=export)).build(nothing, seed=1)
+        module = Pretrained(**settings, lora=LoRA()).build(nothing, seed=1).module
+        assert attached(module).base is None
+    with pytest.raises(ValueError, match="lora freezes the embedding, so the new token '<user>' would never be learnt"):
+        Pretrained(path=str(folder), lora=LoRA(), add_tokens=["<user>"]).build(nothing, seed=1)
+
+
 @pytest.fixture
 def no_hub(monkeypatch):
     def refuse(*args, **kwargs):
@@ -210,6 +305,15 @@ def test_bad_local_paths_name_what_is_missing(folder, tmp_path, monkeypatch, no_
         with pytest.raises(UserError, match=message) as error:
             Pretrained(path=path).build(nothing, seed=1)
         assert "repo" not in str(error.value).lower()
+
+
+def test_the_base_of_an_adapter_that_is_gone_is_named(folder, tmp_path, no_hub):  # case H3
+    shutil.copytree(folder, tmp_path / "base")
+    learnt(tmp_path / "base", LoRA(export="adapter"), tmp_path / "adapter")
+    shutil.rmtree(tmp_path / "base")
+    for use in (Pretrained.check_inputs, lambda policy: policy.build(nothing, seed=1)):
+        with pytest.raises(UserError, match=f"names the base {tmp_path / 'base'}, which does not exist"):
+            use(Pretrained(path=str(tmp_path / "adapter")))
 
 
 def test_what_looks_local(tmp_path, monkeypatch):
