@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from rlhf import distributed
 from rlhf.data.cache import AUTO
 from rlhf.errors import UserError
 from rlhf.files import only_one
-from rlhf.interfaces import Algorithm, MetricSink
+from rlhf.interfaces import Algorithm, Engine, MetricSink
 from rlhf.stages.settings import references, resolve
 
 if TYPE_CHECKING:
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 def _plain(name: str) -> bool:
     """Whether a name can be a folder's: of a run, or of a stage that others refer to by ``@``."""
     return name not in ("", ".", "..") and not any(character in name for character in "/\\@")
+
+
+def _check_processes(algorithm: Algorithm) -> list[str]:
+    """Problems of an engine that is not made for as many processes as a launcher has started."""
+    engine, launched = getattr(algorithm, "engine", None), distributed.launched()
+    if not isinstance(engine, Engine) or engine.world_size == launched:
+        return []
+    return [
+        f"engine: {type(engine).__name__} runs in {engine.world_size} process, but {launched} were launched; use Zero, "
+        "or start without a launcher"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +91,7 @@ class Experiment:
         for stage, algorithm in self.stages.items():
             if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
-            problems += [f"stages.{stage}.{problem}" for problem in algorithm.check()]
+            problems += [f"stages.{stage}.{problem}" for problem in (*algorithm.check(), *_check_processes(algorithm))]
             for where, reference in references(algorithm):
                 if reference not in known:
                     near = difflib.get_close_matches(reference, known, 1)
@@ -127,14 +139,18 @@ class Experiment:
         """
         import torch
 
-        from rlhf.stages.run import Run
+        from rlhf.stages.run import Run, follow, leading
 
         if problems := self.check():
             raise UserError("\n".join(problems))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        with only_one(self.directory):
-            work = Run(self, console or Console(highlight=False))
+        distributed.start()
+        console = console or Console(highlight=False)
+        if not distributed.is_main():
+            return follow(self)
+        with only_one(self.directory), leading():
+            work = Run(self, console)
             return work.stages(work.plans(overwrite, resume))
 
     def previews(self) -> Iterator[tuple[str, Preview | str]]:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlhf import distributed
 from rlhf.command import guarded, prepare_environment
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return _show_batches(experiment)
     overwrite = False if options.overwrite is None else options.overwrite or True
     experiment.run(overwrite=overwrite, resume=options.resume, console=console)
+    main = distributed.is_main()
+    distributed.stop()
+    if not main:
+        return 0
     stages = list(experiment.stages)
     print_summary(experiment.directory, stages, console)
     curves = draw_curves(experiment.directory, stages)

@@ -83,8 +83,8 @@ class Loaded:
     Attributes:
         path: Its folder.
         shared: What is the same in every process.
-        own: What is this process's.
-        notes: Newer checkpoints that were passed over, and why; for the log.
+        own: What is this process's; empty where the checkpoint is of another number of processes.
+        notes: Newer checkpoints that were passed over, and why, and what cannot be exact; for the log.
     """
 
     path: Path
@@ -284,7 +284,7 @@ class Checkpoints:
             path: The folder of a checkpoint, here or elsewhere, which is to be taken and no other.
 
         Raises:
-            UserError: there are some, but none of them is whole; or it was written by another number of processes.
+            UserError: there are some, but none of them is whole.
         """
         self._together(lambda: self._recover() if self.rank == 0 else None)
         candidates, notes = ([path], []) if path is not None else self._candidates()
@@ -293,6 +293,11 @@ class Checkpoints:
             if not self.total(float(found is None)):
                 assert found is not None
                 notes = [f"{note}; going on from {path.name}" for note in notes]
+                if not found[1]:
+                    notes.append(
+                        f"{path.name} is of another number of processes: weights, optimisers and positions go on, but "
+                        "sums are cut otherwise and dropout draws anew, so the last digits differ"
+                    )
                 return Loaded(path, *found, tuple(notes))
             notes.append(f"{path} is damaged: {problem or 'another process cannot read its part'}")
         if notes:
@@ -318,21 +323,18 @@ class Checkpoints:
         """The two parts; or None, and what is wrong with them."""
         try:
             manifest = read_manifest(path)
-            if manifest["world_size"] != self.world_size:
-                raise UserError(
-                    f"{path} was written by {manifest['world_size']} processes, and this run has {self.world_size}; "
-                    f"run it with {manifest['world_size']}"
-                )
             names = [SHARED, own_file(self.rank)]
+            if manifest["world_size"] != self.world_size:  # what is a process's own has nobody to go to
+                names = [SHARED]
             check_files(path, manifest, names)
-            shared, own = (torch.load(path / name, weights_only=False) for name in names)
+            shared, *own = (torch.load(path / name, weights_only=False) for name in names)
         except Damaged as damaged:
             return None, str(damaged)
         except (UserError, MemoryError):
             raise
         except Exception as error:  # bytes as they were written, and yet unreadable: such as by another torch
             return None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return (shared, own), ""
+        return (shared, own[0] if own else {}), ""
 
 
 def _raise(error: Exception | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from rlhf import distributed
@@ -14,6 +15,7 @@ from rlhf.data.cache import AUTO
 from rlhf.engines.checkpoint import Checkpoints
 from rlhf.interfaces import MetricSink
 from rlhf.interruption import StopRequest
+from rlhf.metrics import MetricsFile, NoMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,15 @@ class StageContext:
     keep_checkpoints: int = 2
     save_in_background: bool = False
 
+    @property
+    def writes(self) -> bool:
+        """Whether this is the process that writes the stage's files; the others compute the same."""
+        return distributed.is_main()
+
+    def metrics(self) -> MetricsFile:
+        """The stage's ``metrics.jsonl`` and sinks."""
+        return MetricsFile(self.directory, self.sinks) if self.writes else NoMetrics()
+
     def checkpoints(self) -> Checkpoints:
         """The stage's checkpoints, written by all processes of the run."""
         return Checkpoints(
@@ -52,6 +63,11 @@ class StageContext:
             world_size=distributed.world_size(),
             total=distributed.total,
         )
+
+    def part_dropout(self) -> None:
+        """From here on each process draws from torch's random numbers for itself: those of dropout."""
+        if distributed.rank():
+            torch.manual_seed(self.seed_for(f"dropout/{distributed.rank()}"))
 
     def seed_for(self, purpose: str) -> int:
         """A seed of its own for each purpose, the same in every process: no two streams are correlated."""

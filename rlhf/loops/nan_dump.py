@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from rlhf import distributed
 from rlhf.errors import NonFiniteError
 from rlhf.files import atomic_file
 from rlhf.interfaces import Algorithm
@@ -30,6 +31,8 @@ def nan_dumped(directory: Path, algorithm: Algorithm) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
+        if not distributed.is_main():
+            raise
         path = directory / DUMP
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,7 @@ class OfflineTrainer(Generic[M]):
         self.heldout = self._heldout_batches()
         self.checkpoints = context.checkpoints()
         self.resumed: Loaded | None = None
+        context.part_dropout()
 
     def _check_positions(self) -> None:
         """Refuses rows that the model has no positions for, before a step is made."""
@@ -143,13 +144,15 @@ class OfflineTrainer(Generic[M]):
         self.engine.load_state_dict(state["engine"])
         self.stream.load_state_dict(state["stream"])
         self.draws_left = state["draws_left"]
-        restore_rng(state["rng"])
+        if "rng" in state:
+            restore_rng(state["rng"])
 
     def save(self) -> None:
         """Writes ``model/``."""
-        directory = self.context.directory / "model"
-        self.algorithm.save(directory, self.model, self.tokenizer, self.engine.full_state())
-        save_usage(directory, self.algorithm.data.template)
+        directory, state = self.context.directory / "model", self.engine.full_state()
+        if self.context.writes:
+            self.algorithm.save(directory, self.model, self.tokenizer, state)
+            save_usage(directory, self.algorithm.data.template)
 
     def resume(self, checkpoint: Path | None = None) -> None:
         """Continues from a checkpoint, or from the newest that there is, unless that has been done."""
@@ -164,13 +167,14 @@ class OfflineTrainer(Generic[M]):
         found = self.resumed
         last: dict[str, float] = {}
         with (
-            closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
+            closing(self.context.metrics()) as metrics,
             nan_dumped(self.context.directory, self.algorithm),
             self.checkpoints,
             self._progress() as progress,
         ):
             metrics.rewind(0 if found is None else found.shared["metrics"])
-            write_summary(self.context.directory, self.data)
+            if self.context.writes:
+                write_summary(self.context.directory, self.data)
             for line in [*self.data.describe(), self.data.origin]:
                 progress.say(f"{self.context.name}: {line}")
             if found is not None:

@@ -86,6 +86,7 @@ class OnlineTrainer:
         """The update that an iteration is in the middle of."""
         self.measured: Rollout | None = None
         """The rollouts that the normalisation of scores was measured on, once they are."""
+        context.part_dropout()
 
     def _stream(self, purpose: str) -> Stream[Any]:
         return prompt_stream(self.algorithm, self.data, seed=self.context.seed_for(purpose))

@@ -46,7 +46,8 @@ class OnlineStage:
         if self.resumed is None and (found := self.checkpoints.load(checkpoint)) is not None:
             with fitting(found.path):
                 self.trainer.load_state_dict({**found.shared, **found.own})
-                restore_rng(found.own["rng"])
+                if found.own:
+                    restore_rng(found.own["rng"])
             self.resumed = found
 
     def fit(self) -> dict[str, float]:
@@ -55,13 +56,14 @@ class OnlineStage:
         trainer, found = self.trainer, self.resumed
         last: dict[str, float] = {}
         with (
-            closing(MetricsFile(self.context.directory, self.context.sinks)) as metrics,
+            closing(self.context.metrics()) as metrics,
             nan_dumped(self.context.directory, self.algorithm),
             self.checkpoints,
             self._progress() as progress,
         ):
             metrics.rewind(0 if found is None else found.shared["metrics"])
-            write_summary(self.context.directory, trainer.data, mixture=trainer.mixture_data)
+            if self.context.writes:
+                write_summary(self.context.directory, trainer.data, mixture=trainer.mixture_data)
             self._announce(progress, () if found is None else found.notes)
             if found is None:
                 last |= self._evaluate(metrics)
@@ -122,13 +124,14 @@ class OnlineStage:
     def _evaluate(self, metrics: MetricsFile) -> dict[str, float]:
         if not self.evaluator.due():
             return {}
-        figures = self.evaluator(self.rollouts / f"evaluation_{self.trainer.iteration:06d}.jsonl")
+        samples_to = self.rollouts / f"evaluation_{self.trainer.iteration:06d}.jsonl"
+        figures = self.evaluator(samples_to if self.context.writes else None)
         metrics.write(figures)
         return figures
 
     def _write_rollouts(self, experience: Experience) -> None:
         count, trainer = self.algorithm.save_rollouts, self.trainer
-        if count == 0:
+        if count == 0 or not self.context.writes:
             return
         rows = experience_rows(experience, len(experience.batch) if count == "all" else count, trainer.tokenizer)
         if count == "all":
@@ -165,11 +168,15 @@ class OnlineStage:
 
     def save(self) -> None:
         """Writes ``model/``, and ``ema/`` where the weights are averaged."""
-        trainer, directory = self.trainer, self.context.directory
-        model = cast(PolicyModel, trainer.policy.model)
-        save_language_model(directory / "model", model, trainer.tokenizer, trainer.policy.full_state())
+        trainer = self.trainer
+        self._export("model")
         if trainer.average is not None:
             with trainer.policy.substituted(trainer.average.shards):
-                save_language_model(directory / "ema", model, trainer.tokenizer, trainer.policy.full_state())
-        for output in self.algorithm.outputs():
-            save_usage(directory / output, self.algorithm.data.template, self.algorithm.sampling)
+                self._export("ema")
+
+    def _export(self, output: str) -> None:
+        trainer, directory = self.trainer, self.context.directory / output
+        state = trainer.policy.full_state()
+        if self.context.writes:
+            save_language_model(directory, cast(PolicyModel, trainer.policy.model), trainer.tokenizer, state)
+            save_usage(directory, self.algorithm.data.template, self.algorithm.sampling)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from rlhf import distributed
 from rlhf.errors import UserError
 from rlhf.files import atomic_text
 from rlhf.interruption import Stopped
@@ -48,6 +50,37 @@ class Plan:
     why: tuple[str, ...] = ()
     fresh: bool = False
     checkpoint: Path | None = None
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """Inside, the main process tells the others which stages to make; at the end it lets them go."""
+    yield
+    distributed.broadcast(None)  # where the block has failed they may be anywhere, and the launcher ends them
+
+
+def follow(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """Makes, together with the main process, the stages that it decides to make. It alone writes, and speaks.
+
+    Returns:
+        The last figures of these stages.
+    """
+    from rich.console import Console
+
+    from rlhf.loops import build_stage
+
+    console, figures = Console(quiet=True), {}
+    while (order := distributed.broadcast(None)) is not None:
+        name, checkpoint = cast("tuple[str, Path | None]", order)
+        context = experiment.context(name, console)
+        stage = build_stage(resolve(experiment.stages[name], experiment.folders()), context)
+        if checkpoint is not None:
+            stage.resume(checkpoint)
+        with context.stop.listening():
+            figures[name] = stage.fit()
+        if context.stop.signal is not None and name != list(experiment.stages)[-1]:
+            raise context.stop.stopped(f"stage {name} is finished")
+    return figures
 
 
 class Run:
@@ -235,6 +268,7 @@ class Run:
         stop = context.stop
         try:
             # A former run's folder goes only when this one's models, data and checkpoint are there.
+            distributed.broadcast((name, plan.checkpoint))
             stage = build_stage(resolve(experiment.stages[name], experiment.folders()), context)
             if plan.state == "start":
                 with new_folder(directory) as folder:

@@ -214,7 +214,10 @@ def test_the_reference_is_the_one_of_the_start(tmp_path, monkeypatch):
     with torch.no_grad():
         lm.module.transformer.wte.weight[0, 0] += 1e-3
     save_language_model(tmp_path / "start", lm.module, lm.tokenizer)
-    with pytest.raises(UserError, match=r"step_1: reference: its weights are not those of the run"):
+    with pytest.raises(
+        UserError,
+        match=r"step_1: the frozen weights of the PolicyModel are not those",
+    ):
         OnlineStage(algorithm, tiny_runs.context(tmp_path / "stage")).fit()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf import distributed
 from rlhf.errors import UserError
 from rlhf.files import checksum
 from rlhf.interfaces import Engine, RewardModel, Scorer
@@ -137,6 +138,7 @@ class FunctionScorer(Scorer):
 
     def __call__(self, rollout: Rollout) -> Scores:
         responses = list(rollout.text)
-        answer = self.function(rollout.prompts, {"prompts": list(rollout.prompts.text), "responses": responses})
+        given = {"prompts": list(rollout.prompts.text), "responses": responses}
+        answer = distributed.once(lambda: self.function(rollout.prompts, given))
         scores = finite_numbers(answer, responses, f"function: {self.function.path}")
         return Scores(torch.tensor(scores, dtype=torch.float32, device=rollout.sequences.ids.device))

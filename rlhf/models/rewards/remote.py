@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import torch
 
+from rlhf import distributed
 from rlhf.errors import UserError, require
 from rlhf.interfaces import Engine, RewardModel, Scorer
 from rlhf.models.rewards.answers import finite_numbers
@@ -120,9 +121,12 @@ class RemoteScorer(Scorer):
             {name: list(values[start : start + size]) for name, values in lists.items()}
             for start in range(0, len(rollout), size)
         ]
-        with ThreadPoolExecutor(self.settings.concurrency) as workers:
-            scores = [score for part in workers.map(self._post, requests) for score in part]
+        scores = distributed.once(lambda: self._ask(requests))
         return Scores(torch.tensor(scores, dtype=torch.float32, device=rollout.sequences.ids.device))
+
+    def _ask(self, requests: Sequence[Mapping[str, list[Any]]]) -> list[float]:
+        with ThreadPoolExecutor(self.settings.concurrency) as workers:
+            return [score for part in workers.map(self._post, requests) for score in part]
 
     def _post(self, request: Mapping[str, list[Any]]) -> list[float]:
         import urllib3
