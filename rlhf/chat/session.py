@@ -149,7 +149,7 @@ class Session:
             own = dataclasses.asdict(self.sampling[speaker.name])
             lines = [f"{speaker.name}: {type(speaker.template).__name__} template, {len(speaker.turns)} turns"]
             lines += [f"  {name}: {json.dumps(value)}" for name, value in own.items() if name != "max_rows"]
-            ids = speaker.prompt()
+            ids = speaker.seen()
             seen = speaker.model.tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
             self.screen.say("\n".join([*lines, f"  {len(ids)} tokens: {seen!r}" if ids else "  nothing said yet"]))
 

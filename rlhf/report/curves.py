@@ -34,7 +34,7 @@ def _one(figure: str, title: str, unit: str) -> Chart:
 
 def _with_heldout(title: str, unit: str, rollouts: str, evaluation: str) -> Chart:
     """A figure of the rollouts with the same of the held-out prompts."""
-    labels = {f"eval/{evaluation}": "held-out prompts", f"eval/ema/{evaluation}": "held-out prompts, EMA"}
+    labels = {f"eval/{evaluation}": "held out", f"eval/ema/{evaluation}": "held out, EMA"}
     return Chart(title, unit, {rollouts: "rollouts", **labels})
 
 
@@ -44,7 +44,7 @@ GROUPS: dict[str, list[Chart]] = {
             "Score on held-out prompts", "per response", {"eval/score": "policy", "eval/ema/score": "its average (EMA)"}
         ),
         Chart(
-            "Score by the judge “*”, held-out prompts",
+            "Score by the judge “*”",
             "per response",
             {"eval/*_score": "policy", "eval/ema/*_score": "its average (EMA)"},
         ),
@@ -53,11 +53,7 @@ GROUPS: dict[str, list[Chart]] = {
         _one("reward/*", "Part “*” of the score", "per response"),
     ],
     "Distance from the reference": [
-        Chart(
-            "KL from the reference",
-            "nats per response",
-            {"kl/sequence": "rollouts", "eval/kl": "held-out prompts", "eval/ema/kl": "held-out prompts, EMA"},
-        ),
+        _with_heldout("KL from the reference", "nats per response", "kl/sequence", "kl"),
         Chart(
             "KL from the reference, by estimator",
             "nats per token",
@@ -67,20 +63,12 @@ GROUPS: dict[str, list[Chart]] = {
     ],
     "Answers": [
         _one("policy/entropy", "Entropy", "nats per token"),
-        Chart(
-            "Length",
-            "tokens per response",
-            {
-                "rollout/length": "rollouts",
-                "eval/length": "held-out prompts",
-                "eval/ema/length": "held-out prompts, EMA",
-            },
-        ),
+        _with_heldout("Length", "tokens per response", "rollout/length", "length"),
         _with_heldout(
             "Cut by the length limit", "share of responses", "rollout/truncated_fraction", "truncated_fraction"
         ),
         Chart(
-            "Different word pairs (distinct-2)",
+            "Different token pairs (distinct-2)",
             "share of all pairs",
             {"eval/distinct_2": "policy", "eval/ema/distinct_2": "its average (EMA)"},
         ),
@@ -197,6 +185,14 @@ def traces(
                     }
                 )
     return found
+
+
+def steady(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether no line of a chart has two points, or none moves: its noise would fill the picture."""
+    values = [value for line in lines for value in line["y"]]
+    size = max((abs(value) for value in values), default=0.0)
+    still = size < 1e-6 or max(values) - min(values) <= min(1e-3 * size, 1.0)
+    return still or all(len(line["y"]) < 2 for line in lines)
 
 
 def thinned(series: Series, *, largest: bool = False, most: int = MOST_POINTS) -> Series:
