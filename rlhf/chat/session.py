@@ -127,7 +127,9 @@ class Session:
             speaker.system = text or None
             if text and not isinstance(speaker.template, Chat):
                 kind = type(speaker.template).__name__
-                self.screen.say(f"{speaker.name}: its template {kind} knows no system text; it goes before your first")
+                self.screen.say(
+                    f"{speaker.name}: its template {kind} knows no system text; it goes before your first turn"
+                )
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
