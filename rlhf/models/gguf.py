@@ -55,9 +55,10 @@ def unpacked() -> dict[str, Any]:
 @contextmanager
 def no_bar_of_its_own() -> Iterator[None]:
     """Inside, the library's reader of these files draws no progress bar: the switch of the others does not reach it."""
-    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
+    reader: Any = modeling_gguf_pytorch_utils
     bar = getattr(reader, "tqdm", None)
     if bar is None:
         yield

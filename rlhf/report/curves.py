@@ -81,7 +81,7 @@ GROUPS: dict[str, list[Chart]] = {
             "share of pairs",
             {"accuracy": "training", "eval/accuracy": "held out"},
         ),
-        _one("eval/margin", "Score of the chosen minus the rejected, held out", "score"),
+        Chart("Score of the chosen minus the rejected", "score", {"margin": "training", "eval/margin": "held out"}),
         _one("eval/ties", "Pairs of equal scores, held out", "share of pairs"),
         _one("loss/policy", "Policy loss", "per token"),
         _one("loss/value", "Value loss", "per token"),
@@ -127,8 +127,10 @@ GROUPS: dict[str, list[Chart]] = {
         _one("memory/peak_gb", "Peak memory", "GB"),
     ],
 }
+BY_SOURCE = "By source"
+SOURCE = re.compile("(.+)/source/(.+)")
 FURTHER = "Further figures"
-OPEN = ("Reward", "Distance from the reference", "Answers", "Losses", "Value", FURTHER)
+OPEN = ("Reward", "Distance from the reference", "Answers", "Losses", "Value", BY_SOURCE, FURTHER)
 """Groups that are unfolded when the page opens."""
 TOLD_ELSEWHERE = ("update/", "data/", "normalisation/")
 
@@ -141,6 +143,13 @@ def charts(names: Iterable[str]) -> dict[str, list[Chart]]:
         found = [chart for pattern in patterns for chart in _filled(pattern, left)]
         if found:
             groups[group] = found
+    by_source: dict[str, dict[str, str]] = {}
+    for name in [*left]:
+        if match := SOURCE.fullmatch(name):
+            by_source.setdefault(match[1], {})[name] = match[2]
+            left.remove(name)
+    if by_source:
+        groups[BY_SOURCE] = [Chart(f"{figure}, by source", "", lines) for figure, lines in by_source.items()]
     further = [_one(name, name, "") for name in left if not name.endswith("_std")]
     return {**groups, FURTHER: further} if further else groups
 

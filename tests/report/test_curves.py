@@ -3,7 +3,7 @@
 import pytest
 from run_folders import simple
 
-from rlhf.report.curves import FURTHER, GROUPS, charts, steady, thinned, traces
+from rlhf.report.curves import BY_SOURCE, FURTHER, GROUPS, charts, steady, thinned, traces
 from rlhf.report.runs import Series, read_runs
 
 
@@ -32,6 +32,15 @@ def test_a_figure_that_nobody_knows_is_drawn_all_the_same():
         "Terms of the loss": ["Term “mine”"],
         FURTHER: ["mine/own"],
     }
+
+
+def test_the_sources_of_a_figure_are_one_chart():
+    names = ["loss", "loss/source/a", "eval/loss/source/a", "loss/source/b/c", "mine/own"]
+    found = charts(names)
+    assert list(found) == ["Losses", BY_SOURCE, FURTHER]
+    one, other = found[BY_SOURCE]
+    assert (one.title, one.lines) == ("loss, by source", {"loss/source/a": "a", "loss/source/b/c": "b/c"})
+    assert (other.title, other.lines) == ("eval/loss, by source", {"eval/loss/source/a": "a"})
 
 
 def test_no_figure_is_drawn_twice():

@@ -83,6 +83,7 @@ QUIET = [
     {"rollout/logprob_gap": [0.01] * 20},
     {"advantage/std": FLAT},
     {"loss": rising(4.0, 1.0)},
+    {"loss": rising(0.3, 0.4), "eval/loss": rising(0.7, 0.3)},  # a curriculum: the rows become harder
     {"eval/loss": rising(2.0, 1.0)},
     {"eval/accuracy": [0.8] * 20},
     {"reward/score": rising(0.0, 1.0), "policy/entropy": FLAT},
