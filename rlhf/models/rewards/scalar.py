@@ -44,8 +44,8 @@ def check_path(path: str) -> None:
 class ScalarReward(RewardModel):
     """A trained reward model, read at the last real token of the sampled ids: where its training read it.
 
-    A model with another tokenizer than the policy's is given the texts instead, a conversation turn by turn, through its
-    own tokenizer and the template of its training.
+    A model with another tokenizer than the policy's is given the texts instead, a conversation turn by turn, through
+    its own tokenizer and the template of its training.
 
     Args:
         path: "@stage" for the result of an earlier reward-modelling stage, or the folder of one.
