@@ -19,9 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROWS = 2000
-"""Held-out comparisons and pairs that a reward model is judged on."""
-
 
 def accuracy(folder: Path, template: Any, rows: Sequence[dict[str, Any]]) -> float:
     """Strict accuracy of a saved reward model on comparisons."""
@@ -85,8 +82,8 @@ def gains(directory: Path) -> dict[str, float]:
     }
 
 
-def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], output: str) -> dict[str, float]:
-    """One seed's figures."""
+def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], output: str, rows: int) -> dict[str, float]:
+    """One seed's figures; the reward model is judged on ``rows`` held-out comparisons and pairs."""
     from rlhf.algorithms.kl import KL, Fixed
     from rlhf.config import load
     from rlhf.data import world
@@ -106,13 +103,13 @@ def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], outpu
 
     figures = gains(experiment.directory / "ppo")
     reward, template = experiment.directory / "reward" / "model", ppo.data.template
-    mixed = list(world.comparisons(ROWS, seed=1000 + seed, held_out=True))
-    fit = list(world.fit_pairs(ROWS, seed=1000 + seed, held_out=True))
+    mixed = list(world.comparisons(rows, seed=1000 + seed, held_out=True))
+    fit = list(world.fit_pairs(rows, seed=1000 + seed, held_out=True))
     prompts = [row["prompt"] for row in world.prompts(256, seed=1000 + seed)]
     figures |= {
         "best constant response, gold": world.best_constant_response(prompts, seed=seed)[1],
         "reward model, held-out accuracy": accuracy(reward, template, mixed),
-        "its noise ceiling": world.noise_ceiling(ROWS, seed=1000 + seed, held_out=True),
+        "its noise ceiling": world.noise_ceiling(rows, seed=1000 + seed, held_out=True),
         "reward model, pairs that differ only in fit": accuracy(reward, template, fit),
         "the same, prompts shuffled": accuracy(reward, template, shuffled(fit)),
     }
@@ -151,11 +148,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--output_dir", default="runs/world")
     parser.add_argument("--processes", type=int, default=2, help="seeds run at once")
+    parser.add_argument("--rows", type=int, default=2000, help="held-out rows that the reward model is judged on")
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="override")
     options = parser.parse_args()
     overrides = [(key, value) for key, value in options.set]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(run_seed, options.config, seed, overrides, options.output_dir) for seed in options.seeds]
+        jobs = [
+            pool.submit(run_seed, options.config, seed, overrides, options.output_dir, options.rows)
+            for seed in options.seeds
+        ]
         results = [job.result() for job in jobs]
     print(table(results, options.seeds))
 

@@ -12,7 +12,7 @@ reference) and a :class:`Batch` (what the update reads). Offline algorithms star
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -52,6 +52,11 @@ class Turn(NamedTuple):
 
     context: list[int]
     response: list[int]
+
+
+def joined(turns: Iterable[Turn]) -> list[int]:
+    """All ids of a conversation's turns."""
+    return [i for turn in turns for i in turn.context + turn.response]
 
 
 @dataclass(frozen=True)

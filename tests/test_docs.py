@@ -4,15 +4,21 @@ Blocks of a page run in order in one folder, where ``experiments/`` is at hand. 
 ``# file: NAME`` is written to that file; other Python is executed; bash is run line by line. A command that would take
 minutes runs with the shorter settings of ``SHORTER``; ``make`` targets are resolved without being run, since the tests
 themselves are one of them.
+
+Each command has a process of its own, forked from one that has imported torch and its like already: forty interpreters
+would spend most of the time on that.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,23 +34,66 @@ TINY = (
 SMALL_WORLD = (
     " --stages.sft.data.sources.world.rows 300 --stages.sft.data.eval_rows 16 --stages.reward.data.eval_rows 16 "
     "--stages.reward.data.sources.fit.rows 100 --stages.reward.data.sources.doubled.rows 100 "
-    "--stages.reward.data.sources.mixed.rows 100"
+    "--stages.reward.data.sources.mixed.rows 100 --stages.ppo.data.sources.world.rows 200 "
+    "--stages.ppo.mixture.data.sources.world.rows 200"
 )
 SHORTER = {"experiments/quickstart.yaml": TINY + SMALL_WORLD, "experiments/world.yaml": TINY + SMALL_WORLD}
 SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")
 """Commands about a clone, its environment or a server: nothing of ours to run."""
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+HEAVY = [
+    *(
+        "torch",
+        "datasets",
+        "jsonargparse",
+        "matplotlib.pyplot",
+        "plotly",
+        "scipy.stats",
+        "rlhf.experiment",
+        "rlhf.loops",
+    ),
+    *(f"transformers.models.{family}.modeling_{family}" for family in ("gpt2", "llama")),
+]
+"""What most commands import; none of it starts a thread or says anything."""
 
 
-def _run(arguments: list[str], folder: Path) -> None:
-    done = subprocess.run(arguments, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+def _as_python(words: list[str], folder: Path, output: Path) -> None:
+    """What ``python WORDS`` does, in a process that was forked for it."""
+    sink = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.chdir(folder)
+    os.environ |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    module = words[0] == "-m"
+    sys.path[:0] = [str(folder if module else Path(words[0]).resolve().parent), str(ROOT)]
+    sys.argv = words[1:] if module else words
+    if module:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
 
 
-def _shell(line: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def python() -> Callable[[list[str], Path], None]:
+    """Runs ``python WORDS`` in a folder and wants it to succeed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(HEAVY)
+
+    def run(words: list[str], folder: Path) -> None:
+        output = folder / "output.txt"
+        process = context.Process(target=_as_python, args=(words, folder, output))
+        process.start()
+        process.join(280)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        assert process.exitcode == 0, f"python {shlex.join(words)}\n{output.read_text()[-4000:]}"
+
+    return run
+
+
+def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -> None:
     words = shlex.split(line, comments=True)
     if not words or words[0] in SETUP:
         return
@@ -58,12 +107,18 @@ def _shell(line: str, folder: Path) -> None:
         words += shorter
     elif "benchmarks/world.py" in words:
         pairs = zip(shorter[::2], shorter[1::2], strict=True)
-        words += ["--seeds", "1", *(word for key, value in pairs for word in ("--set", key.removeprefix("--"), value))]
-    _run([sys.executable, *words[1:]], folder)
+        words += [
+            "--seeds",
+            "1",
+            "--rows",
+            "100",
+            *(word for key, value in pairs for word in ("--set", key.removeprefix("--"), value)),
+        ]
+    python(words[1:], folder)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page_runs(page: Path, tmp_path: Path) -> None:
+def test_page_runs(page: Path, tmp_path: Path, python: Callable[[list[str], Path], None]) -> None:
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
@@ -78,14 +133,22 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
             commands.append(body)
             script = tmp_path / "block.py"
             script.write_text(body, encoding="utf-8")
-            _run([sys.executable, script.name], tmp_path)
+            python([script.name], tmp_path)
         elif language == "bash":
             commands.append(body)
             for line in body.replace("\\\n", " ").splitlines():
-                _shell(line, tmp_path)
+                _shell(line, tmp_path, python)
         else:
             assert language in ("text", "toml", "yaml"), f"{page.name}: a block in {language}"
     assert commands or page.name in ("CONTRIBUTING.md", "architecture.md", "numerics.md", "metrics.md", "engines.md")
+
+
+def test_a_command_that_fails_is_noticed(tmp_path: Path, python: Callable[[list[str], Path], None]) -> None:
+    with pytest.raises(AssertionError, match=r"python -m rlhf\.report nowhere\n.*nowhere does not exist"):
+        python(["-m", "rlhf.report", "nowhere"], tmp_path)
+    (tmp_path / "block.py").write_text("raise ValueError('a bug')")
+    with pytest.raises(AssertionError, match=r"(?s)block.py.*ValueError: a bug"):
+        python(["block.py"], tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rlhf.data.templates import Chat
 from rlhf.engines.inference import Sampling
 from rlhf.engines.local import Local
 from rlhf.models.policy import Pretrained
-from rlhf.models.rewards.scalar import ScalarScorer, frozen_value_model
+from rlhf.models.rewards import ScalarReward
 from rlhf.models.storage import load_usage
 
 
@@ -26,8 +27,10 @@ def load_speaker(path: str, *, name: str, reward: str | None = None, settings: d
     model = Pretrained(path=path).build(lambda: (), seed=0)
     template, trained = load_usage(path)
     template = template or default_template(model.tokenizer)
-    scorer = None if reward is None else ScalarScorer(frozen_value_model(reward, Local(), model.tokenizer), 1)
-    system = template.system if isinstance(template, Chat) else None
+    scorer = None if reward is None else ScalarReward(path=reward).build(Local(), model.tokenizer)
+    system = None
+    if isinstance(template, Chat):  # the conversation has it from here on, and may change it
+        system, template = template.system, dataclasses.replace(template, system=None)
     sampling = Sampling(**{**trained, **(settings or {})})
     return Speaker(name, model, template, sampling, scorer=scorer, system=system)
 

@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -31,7 +32,8 @@ def _sign(control: str) -> str:
 
 def remark(answer: Answer) -> str:
     """What is to be said of an answer besides its text; "" for nothing."""
-    parts = [] if answer.score is None else [f"score {answer.score:.3g}"]
+    parts = [] if answer.text.strip() else ["no text"]
+    parts += [] if answer.score is None else [f"score {answer.score:.3g}"]
     if not answer.ended:
         parts.append("not ended by the model")
     return " · ".join(parts)
@@ -60,6 +62,49 @@ class Pipe:
         print(text, file=sys.stderr, flush=True)
 
 
+class _Lines:
+    """A text that comes in pieces, shown word by word and broken between words at the edge of the window."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.column = 0
+        self.word = ""
+
+    def push(self, piece: str) -> None:
+        """Takes some characters; a word is shown when it is whole."""
+        for character in piece:
+            if not character.isspace():
+                if cell_len(character) > 1:  # scripts of wide characters put no spaces between words
+                    self._show()
+                self.word += character
+                continue
+            self._show()
+            if character == "\n" or self.column >= self.console.width:
+                self._break()
+            else:
+                space = " " * (8 - self.column % 8 if character == "\t" else 1)
+                self._write(space)
+
+    def end(self) -> None:
+        """Shows what is left, and ends the line."""
+        self._show()
+        self._break()
+
+    def _show(self) -> None:
+        if self.column and self.column + cell_len(self.word) > self.console.width:
+            self._break()
+        self._write(self.word)
+        self.word = ""
+
+    def _break(self) -> None:
+        self.console.print()
+        self.column = 0
+
+    def _write(self, text: str) -> None:
+        self.console.print(Text(text), end="", soft_wrap=True)
+        self.column += cell_len(text)
+
+
 class Terminal:
     """A person at a terminal: one model's answer streams, two stand side by side."""
 
@@ -71,8 +116,9 @@ class Terminal:
         if len(speakers) > 1:
             self._beside(speakers, ask)
             return
-        answer = ask(speakers[0], lambda piece: self.console.print(Text(visible(piece)), end="", soft_wrap=True))
-        self.console.print()
+        lines = _Lines(self.console)
+        answer = ask(speakers[0], lambda piece: lines.push(visible(piece)))
+        lines.end()
         if note := remark(answer):
             self.console.print(Text(note, style="dim"))
 

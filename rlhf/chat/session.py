@@ -127,7 +127,9 @@ class Session:
             speaker.system = text or None
             if text and not isinstance(speaker.template, Chat):
                 kind = type(speaker.template).__name__
-                self.screen.say(f"{speaker.name}: its template {kind} knows no system text; it goes before your first")
+                self.screen.say(
+                    f"{speaker.name}: its template {kind} knows no system text; it goes before your first turn"
+                )
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -149,7 +151,7 @@ class Session:
             own = dataclasses.asdict(self.sampling[speaker.name])
             lines = [f"{speaker.name}: {type(speaker.template).__name__} template, {len(speaker.turns)} turns"]
             lines += [f"  {name}: {json.dumps(value)}" for name, value in own.items() if name != "max_rows"]
-            ids = speaker.prompt()
+            ids = speaker.seen()
             seen = speaker.model.tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
             self.screen.say("\n".join([*lines, f"  {len(ids)} tokens: {seen!r}" if ids else "  nothing said yet"]))
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from rlhf.data.templates import Chat, Plain
-from rlhf.data.tokens import encode, with_bos
+from rlhf.data.conversations import plain, text
+from rlhf.data.templates import Chat, Plain, RefusedConversation
 from rlhf.engines.inference import Sampling, sample
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, Scorer, Template
 from rlhf.models.tokenizer import UNDECODABLE, TextStream, pad_id
-from rlhf.types import Prompts
+from rlhf.types import Conversation, Message, Prompts, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,10 +36,11 @@ class Answer(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What was said, and what was answered."""
+    """What was said, what was answered, and the answer as a source of data would have it."""
 
     user: str
     answer: Answer
+    said: str
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Speaker:
         try:
             rollout = sample(
                 self.model.module,
-                Prompts([prompt], [user], ["chat"]),
+                self._prompts(prompt, user),
                 sampling,
                 seed=seed,
                 counters=[counter],
@@ -111,39 +112,44 @@ class Speaker:
         except KeyboardInterrupt:
             pass
         answer = Answer("".join(pieces), ids, ended, score)
-        self.turns.append(Turn(user, answer))
+        self.turns.append(Turn(user, answer, self.template.bare(answer.text)))
         return answer
 
-    def prompt(self, user: str | None = None) -> list[int]:
-        """Ids of the conversation as the model is given it, before it answers ``user``."""
-        turns = self.turns[self.forgotten :]
-        if isinstance(self.template, Chat):
-            return self._chat_prompt(turns, user)
-        tokenizer = self.model.tokenizer
-        users = [turn.user for turn in turns] + ([] if user is None else [user])
-        if users and self.system:
-            users[0] = f"{self.system}\n{users[0]}"
-        ids: list[int] = []
-        for index, text in enumerate(users):
-            asked = self.template.prompt(text, tokenizer)
-            # The beginning of a sequence is its first token and no other.
-            ids += asked if index == 0 or with_bos(asked[1:], tokenizer) != asked else asked[1:]
-            if index < len(turns):
-                ids += turns[index].answer.ids
-        return ids
+    def _prompts(self, ids: list[int], user: str) -> Prompts:
+        """What is to be answered, for the sampler and for reward models that read texts."""
+        said = (*self._conversation(self.turns[self.forgotten :]), Message("user", user))
+        return Prompts([ids], [text(plain(said))], ["chat"], {"messages": [[message._asdict() for message in said]]})
 
-    def _chat_prompt(self, turns: Sequence[Turn], user: str | None) -> list[int]:
-        """By the tokenizer's own template, which knows texts only."""
+    def prompt(self, user: str) -> list[int]:
+        """Ids of the conversation as the model is given it, before it answers ``user``: those of the training data."""
+        return self._ids(self.turns[self.forgotten :], user)
+
+    def seen(self) -> list[int]:
+        """Ids that the model was last given, and its answer; nothing where nothing was said."""
+        turns = self.turns[self.forgotten :]
+        return [*self._ids(turns[:-1], turns[-1].user), *turns[-1].answer.ids] if turns else []
+
+    def _ids(self, turns: Sequence[Turn], user: str) -> list[int]:
+        said = plain((*self._conversation(turns), Message("user", user)))
         tokenizer = self.model.tokenizer
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        if isinstance(said, str):
+            return self.template.prompt(said, tokenizer)
+        try:
+            return joined(self.template.turns(said, tokenizer))
+        except RefusedConversation:
+            raise
+        except UserError:
+            if not isinstance(self.template, Chat) or self.template.targets == "last":
+                raise
+            # Nobody learns here, so nobody has to tell turns apart; training on such a conversation would have stopped.
+            whole = dataclasses.replace(self.template, targets="last")
+            return joined(whole.turns(said, tokenizer))
+
+    def _conversation(self, turns: Sequence[Turn]) -> Conversation:
+        told = [Message("system", self.system)] if self.system else []
         for turn in turns:
-            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer.text}]
-        if user is not None:
-            messages.append({"role": "user", "content": user})
-        if not messages:
-            return []
-        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=user is not None, tokenize=False)
-        return with_bos(encode(str(rendered), tokenizer), tokenizer)
+            told += [Message("user", turn.user), Message("assistant", turn.said)]
+        return tuple(told)
 
     def _fitting(self, user: str, sampling: Sampling) -> tuple[list[int], Sampling]:
         """The prompt, and a sampling that stays within the model's positions.
@@ -176,10 +182,7 @@ class Speaker:
 
     def messages(self) -> list[dict[str, str]]:
         """The conversation as chat messages: what a file keeps."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        for turn in self.turns:
-            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer.text}]
-        return messages
+        return [message._asdict() for message in self._conversation(self.turns)]
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
         """Takes a conversation up; its answers become ids as a response of the training data would.
@@ -198,7 +201,7 @@ class Speaker:
                 user = content
             elif role == "assistant" and user is not None:
                 ids = self.template.response(content, self.model.tokenizer)
-                turns.append(Turn(user, Answer(content, ids, True)))
+                turns.append(Turn(user, Answer(content, ids, True), content))
                 user = None
             else:
                 raise UserError(f"message {number}: role {role!r} out of turn; user and assistant must alternate")

@@ -34,7 +34,7 @@ from rlhf.data.templates import RefusedConversation
 from rlhf.data.tokens import encode_all, with_bos
 from rlhf.errors import UserError
 from rlhf.interfaces import Template
-from rlhf.types import Conversation, Form, Turn
+from rlhf.types import Conversation, Form, Turn, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -157,7 +157,7 @@ class Encoder:
 
     def _whole(self, prompt: str | Conversation) -> list[int]:
         """Ids of a prompt in which nobody has to tell turns apart."""
-        return [i for turn in self._turns(prompt) for i in turn.context + turn.response]
+        return joined(self._turns(prompt))
 
     def _prompt(self, ids: list[int]) -> list[int] | None:
         """A prompt's ids within their limit, or None where the example is to be dropped."""

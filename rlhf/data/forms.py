@@ -263,9 +263,12 @@ def _judged(record: Record, row: Mapping[str, Any], form: Form, drops: Counter[s
 
 
 def _columns(row: Mapping[str, Any], of: str, prompt: str | Conversation) -> dict[str, Any]:
-    """What travels along with a prompt: the other columns, and of a conversation its messages."""
+    """What travels along with a prompt: the other columns, and of a conversation its messages.
+
+    Who finds ``messages`` there may rely on their being the prompt, whatever the source's own column of that name held.
+    """
     others = {name: value for name, value in row.items() if name != of}
-    if of == "prompt" and isinstance(prompt, str):
+    if isinstance(prompt, str) and "messages" not in row:
         return others
     return {**others, "messages": [m._asdict() for m in conversations.messages(prompt)]}
 

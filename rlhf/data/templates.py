@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from rlhf.data.tokens import all_with_bos, encode_all, known_marker_text, marker_id, marker_text, without_end
 from rlhf.errors import UserError
 from rlhf.interfaces import Template
-from rlhf.types import Conversation, Message, Turn
+from rlhf.types import Conversation, Message, Turn, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ def _turns(talks: Sequence[_Written], template: Template, tokenizer: PreTrainedT
 
 def _joined(turns: Sequence[Turn]) -> list[Turn]:
     """One turn that nobody has to tell apart."""
-    return [Turn([i for turn in turns for i in turn.context + turn.response], [])]
+    return [Turn(joined(turns), [])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a stage's data came to, in ``data.json``: rows by source, and what was dropped for which reason."""
+"""What a stage's data came to, in ``data.json``: rows by source, what was dropped for which reason, and duplicates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ DATA = "data.json"
 def write_summary(directory: Path, data: Prepared, *, mixture: Prepared | None = None) -> None:
     """Writes the summary of a stage's data, and of its mixture's where it has one, in place of an older file."""
     parts = {"data": data, "mixture": mixture}
-    summary = {name: part.summary() for name, part in parts.items() if part is not None}
+    known = {name: part for name, part in parts.items() if part is not None}
+    summary = {name: part.summary() for name, part in known.items()}
+    summary["findings"] = {name: list(part.findings) for name, part in known.items()}
     directory.mkdir(parents=True, exist_ok=True)
     atomic_text(directory / DATA, json.dumps(summary, indent=2))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.algorithms.functional.rewards import per_response
 from rlhf.files import refusals_named
 from rlhf.models.tokenizer import TextStream
 from rlhf.types import Experience, Rollout
@@ -22,9 +23,13 @@ def rollout_rows(rollout: Rollout) -> list[dict[str, Any]]:
 
 
 def experience_rows(experience: Experience, count: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """The first ``count`` responses of an iteration with score, and ids, texts and figures of the real tokens."""
+    """The first ``count`` responses of an iteration with scores, and ids, texts and figures of the real tokens.
+
+    ``raw_score`` is what the reward model said, ``score`` the same after normalisation and the missing-end penalty.
+    """
     rollout, batch = experience.rollout, experience.batch
     rows = rollout_rows(rollout)[:count]
+    raw = per_response(experience.raw.total, rollout.mask)
     per_token = {
         "tokens": rollout.sequences.response_ids,
         "rollout_logprobs": batch.rollout_logprobs,
@@ -36,6 +41,7 @@ def experience_rows(experience: Experience, count: int, tokenizer: PreTrainedTok
     }
     for index, row in enumerate(rows):
         row["score"] = float(experience.scored.scores[index])
+        row["raw_score"] = float(raw[index])
         row |= {f"reward/{name}": float(values[index]) for name, values in experience.raw.parts.items()}
         for name, tensor in per_token.items():
             if tensor is not None:

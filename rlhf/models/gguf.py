@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -48,6 +50,24 @@ def unpacked() -> dict[str, Any]:
 
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+@contextmanager
+def no_bar_of_its_own() -> Iterator[None]:
+    """Inside, the library's reader of these files draws no progress bar: the switch of the others does not reach it."""
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging
+
+    reader: Any = modeling_gguf_pytorch_utils
+    bar = getattr(reader, "tqdm", None)
+    if bar is None:
+        yield
+        return
+    reader.tqdm = logging.tqdm  # this one asks
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
 
 
 def forget_quantisation(module: PreTrainedModel) -> None:

@@ -21,6 +21,7 @@ from rlhf.models.gguf import (
     check_gguf_packages,
     find_gguf,
     forget_quantisation,
+    no_bar_of_its_own,
     unpacked,
     without_invented_tokens,
 )
@@ -193,7 +194,7 @@ class Pretrained(Policy):
             remedy = (
                 "give a complete GGUF file of an architecture that transformers reads, or the model in its own format"
             )
-        with reading(self.path, local=local, remedy=remedy):
+        with no_bar_of_its_own(), reading(self.path, local=local, remedy=remedy):
             config = AutoConfig.from_pretrained(path, **options)
             if self.dropout is not None:
                 _set_dropout(config, self.dropout)

@@ -34,7 +34,7 @@ def _one(figure: str, title: str, unit: str) -> Chart:
 
 def _with_heldout(title: str, unit: str, rollouts: str, evaluation: str) -> Chart:
     """A figure of the rollouts with the same of the held-out prompts."""
-    labels = {f"eval/{evaluation}": "held-out prompts", f"eval/ema/{evaluation}": "held-out prompts, EMA"}
+    labels = {f"eval/{evaluation}": "held out", f"eval/ema/{evaluation}": "held out, EMA"}
     return Chart(title, unit, {rollouts: "rollouts", **labels})
 
 
@@ -44,7 +44,7 @@ GROUPS: dict[str, list[Chart]] = {
             "Score on held-out prompts", "per response", {"eval/score": "policy", "eval/ema/score": "its average (EMA)"}
         ),
         Chart(
-            "Score by the judge “*”, held-out prompts",
+            "Score by the judge “*”",
             "per response",
             {"eval/*_score": "policy", "eval/ema/*_score": "its average (EMA)"},
         ),
@@ -53,11 +53,7 @@ GROUPS: dict[str, list[Chart]] = {
         _one("reward/*", "Part “*” of the score", "per response"),
     ],
     "Distance from the reference": [
-        Chart(
-            "KL from the reference",
-            "nats per response",
-            {"kl/sequence": "rollouts", "eval/kl": "held-out prompts", "eval/ema/kl": "held-out prompts, EMA"},
-        ),
+        _with_heldout("KL from the reference", "nats per response", "kl/sequence", "kl"),
         Chart(
             "KL from the reference, by estimator",
             "nats per token",
@@ -67,20 +63,12 @@ GROUPS: dict[str, list[Chart]] = {
     ],
     "Answers": [
         _one("policy/entropy", "Entropy", "nats per token"),
-        Chart(
-            "Length",
-            "tokens per response",
-            {
-                "rollout/length": "rollouts",
-                "eval/length": "held-out prompts",
-                "eval/ema/length": "held-out prompts, EMA",
-            },
-        ),
+        _with_heldout("Length", "tokens per response", "rollout/length", "length"),
         _with_heldout(
             "Cut by the length limit", "share of responses", "rollout/truncated_fraction", "truncated_fraction"
         ),
         Chart(
-            "Different word pairs (distinct-2)",
+            "Different token pairs (distinct-2)",
             "share of all pairs",
             {"eval/distinct_2": "policy", "eval/ema/distinct_2": "its average (EMA)"},
         ),
@@ -93,7 +81,7 @@ GROUPS: dict[str, list[Chart]] = {
             "share of pairs",
             {"accuracy": "training", "eval/accuracy": "held out"},
         ),
-        _one("eval/margin", "Score of the chosen minus the rejected, held out", "score"),
+        Chart("Score of the chosen minus the rejected", "score", {"margin": "training", "eval/margin": "held out"}),
         _one("eval/ties", "Pairs of equal scores, held out", "share of pairs"),
         _one("loss/policy", "Policy loss", "per token"),
         _one("loss/value", "Value loss", "per token"),
@@ -139,8 +127,10 @@ GROUPS: dict[str, list[Chart]] = {
         _one("memory/peak_gb", "Peak memory", "GB"),
     ],
 }
+BY_SOURCE = "By source"
+SOURCE = re.compile("(.+)/source/(.+)")
 FURTHER = "Further figures"
-OPEN = ("Reward", "Distance from the reference", "Answers", "Losses", "Value", FURTHER)
+OPEN = ("Reward", "Distance from the reference", "Answers", "Losses", "Value", BY_SOURCE, FURTHER)
 """Groups that are unfolded when the page opens."""
 TOLD_ELSEWHERE = ("update/", "data/", "normalisation/")
 
@@ -153,6 +143,13 @@ def charts(names: Iterable[str]) -> dict[str, list[Chart]]:
         found = [chart for pattern in patterns for chart in _filled(pattern, left)]
         if found:
             groups[group] = found
+    by_source: dict[str, dict[str, str]] = {}
+    for name in [*left]:
+        if match := SOURCE.fullmatch(name):
+            by_source.setdefault(match[1], {})[name] = match[2]
+            left.remove(name)
+    if by_source:
+        groups[BY_SOURCE] = [Chart(f"{figure}, by source", "", lines) for figure, lines in by_source.items()]
     further = [_one(name, name, "") for name in left if not name.endswith("_std")]
     return {**groups, FURTHER: further} if further else groups
 
@@ -197,6 +194,14 @@ def traces(
                     }
                 )
     return found
+
+
+def steady(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether no line of a chart has two points, or none moves: its noise would fill the picture."""
+    values = [value for line in lines for value in line["y"]]
+    size = max((abs(value) for value in values), default=0.0)
+    still = size < 1e-6 or max(values) - min(values) <= min(1e-3 * size, 1.0)
+    return still or all(len(line["y"]) < 2 for line in lines)
 
 
 def thinned(series: Series, *, largest: bool = False, most: int = MOST_POINTS) -> Series:

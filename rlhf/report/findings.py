@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rlhf.report import samples
+from rlhf.report import paid, samples
 from rlhf.report.runs import StageRecord
-from rlhf.report.trends import deviation, either, gain, late, peak, score_name, score_text, trend
+from rlhf.report.trends import deviation, either, gain, late, number, peak, score_name, score_text, trend
 
 RISE = 0.25
 """A score has risen, or fallen, by this many deviations of the first evaluation's scores."""
@@ -21,6 +21,10 @@ REPEATED = 0.2
 """Share of a text's word pairs that it has had before: more than this above the start."""
 ONE_WORD = 0.15
 """One word is this share of all words, and three times as frequent as at the start."""
+GOES_WITH = 0.5
+"""Rank correlation of a score with something about the answers, at least twice that of every other judge."""
+MORE = 0.1
+"""A share has risen by this much."""
 LONGER = 1.5
 SHORTER = 0.5
 KL = 20.0
@@ -41,13 +45,18 @@ GUESSING = 0.6
 """Accuracy of a reward model."""
 
 
+PAID = "what the score goes with"
+ANSWERS = "the answers"
+"""Places of the page that show a finding, where no curve does."""
+
+
 class Finding(NamedTuple):
     """Something odd.
 
     Attributes:
         title: What it is.
         text: The numbers, and what they may mean.
-        figure: Name of a figure whose curve shows it; "" where none does.
+        figure: Name of a figure whose curve shows it, or another place of the page; "" where none does.
         grave: Whether the result should not be used before it is understood.
     """
 
@@ -72,23 +81,52 @@ def over_optimised(stage: StageRecord) -> Iterator[Finding]:
             continue
         judge = name.removeprefix("eval/").removesuffix("_score")
         text = (
-            f"{score_text(stage)}; the judge “{judge}”, which is not trained on, falls from {best[0]:.3g} at "
-            f"{best[1]} to {ends.last:.3g}. What is learnt is the reward, not what it stands for."
+            f"{score_text(stage)}; the judge “{judge}”, which is not trained on, falls from {number(best[0])} at "
+            f"{best[1]} to {number(ends.last)}. The policy learns the reward, not what it stands for."
         )
-        yield Finding(f"The reward rises while “{judge}” falls", text, name)
+        yield Finding(f"The score rises while “{judge}” falls", text, name)
+
+
+def paid_for(stage: StageRecord) -> Iterator[Finding]:
+    """The score goes with repetition, a word or length, and no other judge's does."""
+    if not score_name(stage) or (gain(stage, score_name(stage)) or 0.0) <= RISE:
+        return
+    suspects = [trait for trait in paid.traits(stage) if _grew(trait) and _only_paid_by_the_score(trait)]
+    if not suspects:
+        return
+    most = max(suspects, key=lambda trait: trait.correlations["score"])
+    others = [f"{who} {number(round(r, 2))}" for who, r in most.correlations.items() if who != "score"]
+    judges = f" (other judges: {', '.join(others)})" if others else ""
+    first, last = (f"{v:.0%}" if most.share else number(round(v, 1)) for v in (most.first, most.last))
+    text = (
+        f"Among answers of the same evaluation, those with more {most.name} score higher: rank correlation "
+        f"{number(round(most.correlations['score'], 2))}{judges}. On average, {most.name}: "
+        f"{first} at the start, {last} at the end. {score_text(stage)}."
+    )
+    what = {"repetition": "repetition", "length": "length", "word": f"the word {most.name.split()[0]}"}[most.kind]
+    yield Finding(f"The score pays for {what}", text, PAID)
+
+
+def _grew(trait: paid.Trait) -> bool:
+    return trait.last - trait.first > MORE if trait.share else trait.last > LONGER * trait.first
+
+
+def _only_paid_by_the_score(trait: paid.Trait) -> bool:
+    own = trait.correlations.get("score", 0.0)
+    return own > GOES_WITH and all(r < own / 2 for who, r in trait.correlations.items() if who != "score")
 
 
 def alike(stage: StageRecord) -> Iterator[Finding]:
-    """Answers to different prompts become alike."""
+    """Fewer and fewer of the token pairs in all answers are different."""
     ends = trend(stage, "eval/distinct_2")
     if ends is None or ends.first <= 0 or ends.last >= ALIKE * ends.first:
         return
     rises = bool(score_name(stage)) and (gain(stage, score_name(stage)) or 0.0) > RISE
-    title = "The reward rises while the answers become alike" if rises else "The answers become alike"
-    head = f"{score_text(stage)}; of" if score_text(stage) else "Of"
+    title = "The score rises while the answers become alike" if rises else "The answers become alike"
+    what = f"{score_text(stage)} while distinct-2" if rises else "Distinct-2"
     text = (
-        f"{head} all word pairs in the answers to the held-out prompts, {ends.first:.0%} were different at the start "
-        f"and {ends.last:.0%} are at the end (distinct-2)."
+        f"{what} falls from {ends.first:.0%} to {ends.last:.0%}, which is the share of different ones among all token "
+        "pairs in the answers to the held-out prompts: answers repeat themselves, or each other."
     )
     yield Finding(title, text, "eval/distinct_2")
 
@@ -103,18 +141,18 @@ def repetitive(stage: StageRecord) -> Iterator[Finding]:
     before, after = samples.repetition(first), samples.repetition(last)
     if after - before > REPEATED:
         text = (
-            f"{after:.0%} of the word pairs of an answer stood in it before, in the evaluation of iteration "
-            f"{numbers[-1]}; {before:.0%} in that of iteration {numbers[0]}."
+            f"At iteration {numbers[-1]}, {after:.0%} of an answer's word pairs are repeated; at iteration "
+            f"{numbers[0]}, {before:.0%}."
         )
-        yield Finding("The answers repeat themselves", text, "eval/distinct_2")
+        yield Finding("The answers repeat themselves", text, ANSWERS)
     word, share = samples.commonest(last)
     earlier = samples.share_of(word, first)
     if share > ONE_WORD and share > 3 * earlier:
         text = (
-            f"“{word}” is {share:.0%} of all words in the evaluation of iteration {numbers[-1]}, and was "
-            f"{earlier:.1%} in that of iteration {numbers[0]}. {score_text(stage) or 'The score is not known'}."
+            f"At iteration {numbers[-1]}, “{word}” is {share:.0%} of all words in the answers; at iteration "
+            f"{numbers[0]}, it was {earlier:.1%}. {score_text(stage) or 'The score is not known'}."
         )
-        yield Finding(f"One word takes over: “{word}”", text, score_name(stage))
+        yield Finding(f"One word takes over: “{word}”", text, ANSWERS)
 
 
 def lengths(stage: StageRecord) -> Iterator[Finding]:
@@ -123,7 +161,7 @@ def lengths(stage: StageRecord) -> Iterator[Finding]:
     ends = trend(stage, name) if name else None
     if ends is not None and ends.first > 0 and not SHORTER < ends.last / ends.first < LONGER:
         title = "The answers grow" if ends.last > ends.first else "The answers shrink"
-        text = f"From {ends.first:.3g} to {ends.last:.3g} tokens. {score_text(stage)}".rstrip() + "."
+        text = f"From {number(ends.first)} to {number(ends.last)} tokens. {score_text(stage)}".rstrip() + "."
         yield Finding(title, text.replace("..", "."), name)
     name = either(stage, "eval/truncated_fraction", "rollout/truncated_fraction")
     ends = trend(stage, name) if name else None
@@ -144,8 +182,8 @@ def far(stage: StageRecord) -> Iterator[Finding]:
     top = peak(stage, name) if name else None
     if top is not None and top[0] > KL:
         text = (
-            f"{top[0]:.3g} nats per response at {top[1]}. The reward model, if it is one that was trained, has seen "
-            "little of what the policy writes there."
+            f"{number(top[0])} nats per response at {top[1]}. A trained reward model has seen little of what the "
+            "policy writes there."
         )
         yield Finding("The policy is far from the reference", text, name)
 
@@ -154,7 +192,7 @@ def certain(stage: StageRecord) -> Iterator[Finding]:
     """The entropy has collapsed."""
     ends = trend(stage, "policy/entropy")
     if ends is not None and ends.first > 0 and ends.last < ENTROPY * ends.first:
-        text = f"From {ends.first:.3g} to {ends.last:.3g} nats per token: the policy hardly explores any more."
+        text = f"From {number(ends.first)} to {number(ends.last)} nats per token: the policy hardly explores any more."
         yield Finding("The entropy has collapsed", text, "policy/entropy")
 
 
@@ -162,7 +200,7 @@ def updates(stage: StageRecord) -> Iterator[Finding]:
     """Steps that are too large, or measured against the wrong log-probabilities."""
     top = peak(stage, "policy/ratio_max")
     if top is not None and top[0] > RATIO:
-        text = f"A token became {top[0]:.3g} times as probable within one update, at {top[1]}: the steps are large."
+        text = f"A token became {number(top[0])} times as probable within one update, at {top[1]}: the steps are large."
         yield Finding("Large probability ratios", text, "policy/ratio_max", grave=False)
     share = late(stage, "policy/clip_fraction")
     if share is not None and share > CLIPPED:
@@ -171,7 +209,7 @@ def updates(stage: StageRecord) -> Iterator[Finding]:
     top = peak(stage, "rollout/logprob_gap")
     if top is not None and top[0] > GAP:
         text = (
-            f"{top[0]:.3g} nats per token at {top[1]}. The ratios are measured against probabilities that nothing "
+            f"{number(top[0])} nats per token at {top[1]}. The ratios are measured against probabilities that nothing "
             "was drawn from."
         )
         yield Finding("Trainer and sampler disagree", text, "rollout/logprob_gap")
@@ -181,7 +219,7 @@ def critic(stage: StageRecord) -> Iterator[Finding]:
     """The critic does harm."""
     share = late(stage, "value/explained_variance")
     if share is not None and share < 0:
-        text = f"{share:.3g} in the last quarter of training: the returns' mean would predict them better."
+        text = f"{number(share)} in the last quarter of training: the returns' mean would predict them better."
         yield Finding("The critic explains less than nothing", text, "value/explained_variance")
 
 
@@ -189,7 +227,7 @@ def signal(stage: StageRecord) -> Iterator[Finding]:
     """There is nothing to learn from, or nothing is learnt."""
     share = late(stage, "advantage/std")
     if share is not None and share < 1e-3:
-        text = f"The advantages' deviation is {share:.2g} in the last quarter of training."
+        text = f"The advantages' deviation is {number(share)} in the last quarter of training."
         yield Finding("The advantages carry no signal", text, "advantage/std")
     name = score_name(stage)
     rise = gain(stage, name) if name and len(stage.series(name).values) > 2 else None
@@ -204,11 +242,13 @@ def learning(stage: StageRecord) -> Iterator[Finding]:
     """A loss that does not fall, or falls on the training rows alone; a reward model that guesses."""
     heldout = stage.series("eval/loss").values
     if len(heldout) > 1 and heldout[-1] > OVERFIT * min(heldout):
-        text = f"{heldout[-1]:.3g} at the end, {min(heldout):.3g} at its best: fewer epochs would do better."
+        text = f"{number(heldout[-1])} at the end, {number(min(heldout))} at its best: fewer epochs would do better."
         yield Finding("The held-out loss rises again", text, "eval/loss")
     ends = trend(stage, "loss")
-    if ends is not None and len(stage.series("loss").values) >= 10 and ends.last > 0.99 * ends.first:
-        yield Finding("The loss does not fall", f"{ends.first:.3g} at the start, {ends.last:.3g} at the end.", "loss")
+    learnt = len(heldout) > 1 and heldout[-1] < 0.99 * heldout[0]  # lessons may begin with the easy ones
+    if ends is not None and len(stage.series("loss").values) >= 10 and ends.last > 0.99 * ends.first and not learnt:
+        text = f"{number(ends.first)} at the start, {number(ends.last)} at the end."
+        yield Finding("The loss does not fall", text, "loss")
     accuracy = stage.series("eval/accuracy").values
     if accuracy and accuracy[-1] < GUESSING:
         text = f"{accuracy[-1]:.1%} of the held-out pairs are ordered rightly; guessing gives 50%."
@@ -249,6 +289,7 @@ def unfinished(stage: StageRecord) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[StageRecord], Iterator[Finding]], ...] = (
     unfinished,
+    paid_for,
     over_optimised,
     alike,
     repetitive,

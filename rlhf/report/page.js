@@ -35,25 +35,16 @@ function lines(chart) {
   }));
 }
 
-// Room around a curve that hardly moves: its noise would fill the picture else, under labels of nine digits.
-function flat(chart) {
-  const values = chart.traces.flatMap((trace) => trace.y);
-  const [least, greatest] = [Math.min(...values), Math.max(...values)];
-  const size = Math.max(Math.abs(least), Math.abs(greatest));
-  const room = size < 1e-6 ? 1 : 0.05 * size;
-  return greatest - least > Math.min(1e-3 * size, 1) && size >= 1e-6 ? undefined : [least - room, greatest + room];
-}
-
 function layout(chart) {
   const axis = { gridcolor: css("--line"), linecolor: css("--line"), zerolinecolor: css("--line"), automargin: true };
   return {
-    height: 225 + (chart.traces.length > 2 ? 17 * chart.traces.length : 0), // a legend of several lines
+    height: 225 + 17 * Math.max(Math.ceil(chart.traces.length / 3) - 1, 0), // a legend of several lines
     margin: { l: 44, r: 8, t: chart.traces.length > 1 ? 26 : 10, b: 36 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("--sans"), size: 11.5, color: css("--muted") },
-    xaxis: { ...axis, title: { text: "optimiser step", standoff: 6 }, showgrid: false, nticks: 6 },
-    yaxis: { ...axis, nticks: 5, exponentformat: "power", range: flat(chart) },
+    xaxis: { ...axis, title: { text: "optimiser step", standoff: 6, font: { size: 11.5 } }, showgrid: false, nticks: 6 },
+    yaxis: { ...axis, nticks: 5, exponentformat: "power" },
     showlegend: chart.traces.length > 1,
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     hovermode: "x unified",

@@ -6,6 +6,7 @@ import base64
 import gzip
 import os
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 from rlhf.errors import UserError
 from rlhf.files import atomic_text
 from rlhf.report import settings
-from rlhf.report.curves import OPEN, Chart, charts, traces
-from rlhf.report.findings import Finding, findings
+from rlhf.report.curves import OPEN, Chart, charts, steady, traces
+from rlhf.report.findings import ANSWERS, PAID, Finding, findings
+from rlhf.report.paid import Trait, traits
 from rlhf.report.runs import RunRecord, StageRecord, read_runs
-from rlhf.report.samples import Story, marked, stories
-from rlhf.report.tokens import Sampled, finite, sampled, scales
+from rlhf.report.samples import Story, marked, said_before, stories
+from rlhf.report.tokens import Sampled, sampled, scales
+from rlhf.report.trends import number
 
 TILES = (
     ("eval/score", "reward/score"),
@@ -44,6 +47,7 @@ class MissingPackage(UserError):
 class Tile(NamedTuple):
     """First and last value of a figure in each run."""
 
+    figure: str
     title: str
     unit: str
     values: list[tuple[float, float] | None]
@@ -56,6 +60,13 @@ class Figure(NamedTuple):
     chart: Chart
 
 
+class Group(NamedTuple):
+    """Charts that belong together, and the figures of the group that did not move: by name, with their value."""
+
+    figures: list[Figure]
+    steady: dict[str, float]
+
+
 @dataclass(frozen=True)
 class StageView:
     """One stage as the page shows it, of all runs that have it.
@@ -65,6 +76,7 @@ class StageView:
         records: Each run with its stage, in the order of the runs.
         tiles: The headline figures.
         groups: Charts by group.
+        traits: Per run, what the score goes with.
         stories: Per run, the fixed prompts and how the answers to them change.
         rollouts: Per run, sampled rollouts with figures per token.
         scales: Per run, the layers by which tokens can be coloured.
@@ -73,7 +85,8 @@ class StageView:
     name: str
     records: list[tuple[RunRecord, StageRecord]]
     tiles: list[Tile]
-    groups: dict[str, list[Figure]]
+    groups: dict[str, Group]
+    traits: dict[str, list[Trait]]
     stories: dict[str, list[Story]]
     rollouts: dict[str, list[Sampled]]
     scales: dict[str, list[dict[str, Any]]]
@@ -121,12 +134,16 @@ def render(runs: Sequence[RunRecord]) -> str:
     environment = Environment(
         loader=PackageLoader("rlhf.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": number, "duration": duration, "marked": marked}
+    filters = (number, duration, marked, said_before, looked_for)
+    environment.filters |= {function.__name__: function for function in filters}
     own = files("rlhf.report")
+    found = _all_findings(runs)
     return environment.get_template("page.html.j2").render(
         runs=runs,
         stages=stages,
-        findings=_all_findings(runs),
+        findings=found,
+        grave=Counter((run.name, stage.name) for run, stage, finding in found if finding.grave),
+        flagged={(stage.name, finding.figure) for _, stage, finding in found if finding.grave},
         anchors=_anchors(stages),
         data=data,
         changes={run.name: settings.changes(run.config) for run in runs},
@@ -152,23 +169,27 @@ def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> S
     """The view of a stage; what its charts and tokens are drawn from goes into ``data``."""
     records = [(run, stage) for run in runs if (stage := run.stage(name)) is not None]
     names = list(dict.fromkeys(figure for _, stage in records for figure in stage.names))
-    groups: dict[str, list[Figure]] = {}
+    groups: dict[str, Group] = {}
     for group, members in charts(names).items():
-        drawn = []
+        drawn: list[Figure] = []
+        still: dict[str, float] = {}
         for chart in members:
             lines = traces(chart, records, runs)
-            if any(len(line["x"]) > 1 for line in lines):
-                key = f"chart-{len(data['charts']) + 1}"
-                data["charts"][key] = {"title": chart.title, "traces": lines}
-                drawn.append(Figure(key, chart))
-        if drawn:
-            groups[group] = drawn
+            if steady(lines):
+                still |= {line["figure"]: line["y"][-1] for line in lines}
+                continue
+            key = f"chart-{len(data['charts']) + 1}"
+            data["charts"][key] = {"title": chart.title, "traces": lines}
+            drawn.append(Figure(key, chart))
+        if drawn or still:
+            groups[group] = Group(drawn, still)
     rollouts = {run.name: found for run, stage in records if (found := sampled(stage))}
     layers = {run: list(scales(found)) for run, found in rollouts.items()}
     for run, found in rollouts.items():
         data["tokens"][f"{run}/{name}"] = {"layers": layers[run], "rollouts": [one.layers for one in found]}
     told = {run.name: found for run, stage in records if (found := stories(stage))}
-    return StageView(name, records, _tiles(names, records), groups, told, rollouts, layers)
+    goes_with = {run.name: found for run, stage in records if (found := traits(stage))}
+    return StageView(name, records, _tiles(names, records), groups, goes_with, told, rollouts, layers)
 
 
 def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -> list[Tile]:
@@ -183,30 +204,33 @@ def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -
             chart = titles[figure]
             label = chart.lines[figure]
             title = f"{chart.title}, {label}" if len(chart.lines) > 1 and label != "policy" else chart.title
-            tiles.append(Tile(title, chart.unit, ends))
+            tiles.append(Tile(figure, title, chart.unit, ends))
     return tiles
 
 
 def _anchors(stages: Sequence[StageView]) -> dict[tuple[str, str], str]:
-    """Where a figure of a stage is drawn."""
-    return {
+    """Where a figure of a stage is drawn, and where its answers stand."""
+    places = {
         (stage.name, name): figure.key
         for stage in stages
         for group in stage.groups.values()
-        for figure in group
+        for figure in group.figures
         for name in figure.chart.lines
     }
+    for position, stage in enumerate(stages, 1):
+        places |= {(stage.name, ANSWERS): f"answers-{position}"} if stage.stories else {}
+        places |= {(stage.name, PAID): f"paid-{position}"} if stage.traits else {}
+    return places
 
 
-def number(value: float | None) -> str:
-    """A figure as people read it: four digits, no exponent where it can be helped."""
-    if value is None or finite(value) is None:
-        return "—"
-    if value == int(value) and abs(value) < 1e6:
-        text = f"{int(value)}"
-    else:
-        text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
-    return text.replace("-", "−")
+def looked_for(stage: StageRecord, part: str) -> str:
+    """What it means that nothing was found among the rows of a part of the data."""
+    arguments = stage.settings.get("init_args") or {}
+    inside = arguments if part == "data" else (arguments.get(part) or {}).get("init_args") or {}
+    settings = inside.get("data") or {}
+    if settings.get("duplicates", "keep") == "keep" and settings.get("near_duplicates") is None:
+        return "Duplicates were not looked for; duplicates: report, or near_duplicates: 0.8, would."
+    return "Duplicates were looked for, and there are none."
 
 
 def duration(seconds: float) -> str:

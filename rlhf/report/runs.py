@@ -75,6 +75,15 @@ class StageRecord:
     @cached_property
     def data(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What its data came to: by part (``data``, ``mixture``) and source."""
+        return {part: found for part, found in self._data_file.items() if part != "findings"}
+
+    @cached_property
+    def data_findings(self) -> dict[str, list[str]]:
+        """What was found out about the rows as a whole, such as duplicates: lines by part."""
+        return self._data_file.get("findings") or {}
+
+    @cached_property
+    def _data_file(self) -> dict[str, Any]:
         return _json(self.directory / "data.json") or {}
 
     @property

@@ -21,12 +21,14 @@ class Answer(NamedTuple):
         iteration: Rollout-and-update rounds made before it.
         text: The response.
         scores: By judge; ``score`` is the reward's.
+        parts: What the score is made of, where the reward says so.
         ended: Whether it ended by itself.
     """
 
     iteration: int
     text: str
     scores: dict[str, float]
+    parts: dict[str, float]
     ended: bool
 
 
@@ -62,12 +64,17 @@ def stories(stage: StageRecord, most: int = MOST_PROMPTS) -> list[Story]:
 
 
 def _answer(iteration: int, row: dict[str, Any]) -> Answer:
-    scores = {
+    parts = {name.removeprefix("score/"): value for name, value in row.items() if name.startswith("score/")}
+    return Answer(iteration, str(row["response"]), judged(row), parts, bool(row.get("ended", True)))
+
+
+def judged(row: dict[str, Any]) -> dict[str, float]:
+    """The scores of an evaluation's row by judge; ``score`` is the reward's."""
+    return {
         name.removesuffix("_score") or name: float(value)
         for name, value in row.items()
         if (name == "score" or name.endswith("_score")) and isinstance(value, (int, float))
     }
-    return Answer(iteration, str(row["response"]), scores, bool(row.get("ended", True)))
 
 
 def evenly(rows: Sequence[Any], most: int) -> list[Any]:
@@ -108,13 +115,34 @@ def share_of(word: str, texts: Iterable[str]) -> float:
     return counts[word] / counts.total() if counts else 0.0
 
 
+def said_before(text: str) -> float:
+    """Share of a text's words that stood in it before."""
+    own = words(text)
+    return 1 - len(set(own)) / len(own) if own else 0.0
+
+
 def marked(text: str) -> list[tuple[str, bool]]:
-    """The text in pieces, True for words of four letters or more that come three times or more."""
-    often = {word for word, count in Counter(words(text)).items() if count >= 3 and len(word) >= 4}
+    """The text in pieces, True for those that repeat themselves.
+
+    That is a word said twice in a row, one of four letters or more that comes three times, two words in a row that come
+    three times, and three that come twice.
+    """
+    found = list(WORD.finditer(text))
+    own = [match[0].casefold() for match in found]
+    again = {at for at in range(1, len(own)) if own[at] == own[at - 1]}
+    again |= {at - 1 for at in again}
+    for length, times in ((1, 3), (2, 3), (3, 2)):
+        runs = [tuple(own[at : at + length]) for at in range(len(own) - length + 1)]
+        counts = Counter(runs)
+        for at, run in enumerate(runs):
+            if counts[run] >= times and (length > 1 or len(run[0]) >= 4):
+                again |= set(range(at, at + length))
     pieces: list[tuple[str, bool]] = []
     end = 0
-    for match in WORD.finditer(text):
-        if match[0].casefold() in often:
-            pieces += [(text[end : match.start()], False), (match[0], True)]
-            end = match.end()
+    for repeated, members in itertools.groupby(range(len(own)), again.__contains__):
+        if repeated:
+            span = list(members)
+            first, last = found[span[0]].start(), found[span[-1]].end()
+            pieces += [(text[end:first], False), (text[first:last], True)]
+            end = last
     return [piece for piece in [*pieces, (text[end:], False)] if piece[0]]

@@ -50,7 +50,8 @@ class Sampled(NamedTuple):
     Attributes:
         iteration: In which it was sampled.
         prompt: Its prompt.
-        score: Its score, as the update saw it.
+        score: Its score, as the update saw it: after normalisation and penalties.
+        paid: What the reward model said of it, and the parts of that; empty in an older run.
         tokens: Text of each token.
         layers: A figure per token, by layer.
     """
@@ -58,6 +59,7 @@ class Sampled(NamedTuple):
     iteration: int
     prompt: str
     score: float | None
+    paid: dict[str, float]
     tokens: list[str]
     layers: dict[str, list[float | None]]
 
@@ -79,7 +81,9 @@ def _sampled(iteration: int, row: dict[str, Any]) -> Sampled:
         for layer in LAYERS
         if all(name in row for name in layer.needs)
     }
-    return Sampled(iteration, str(row["prompt"]), finite(row.get("score")), texts, layers)
+    paid = {"score": row["raw_score"]} if "raw_score" in row else {}
+    paid |= {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
+    return Sampled(iteration, str(row["prompt"]), finite(row.get("score")), paid, texts, layers)
 
 
 def finite(value: float | None) -> float | None:

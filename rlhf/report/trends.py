@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from rlhf.report.runs import StageRecord
+
+
+def number(value: float | None) -> str:
+    """A figure as people read it: three digits, no exponent where it can be helped."""
+    if value is None or not math.isfinite(value):
+        return "—"
+    if value == int(value) and abs(value) < 1e6:
+        text = f"{int(value)}"
+    else:
+        text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+    return text.replace("-", "−")
 
 
 class Ends(NamedTuple):
@@ -73,4 +85,4 @@ def score_text(stage: StageRecord) -> str:
     if ends is None:
         return ""
     verb = "rises" if ends.last > ends.first else "falls"
-    return f"The score {verb} from {ends.first:.3g} to {ends.last:.3g}"
+    return f"The score {verb} from {number(ends.first)} to {number(ends.last)}"

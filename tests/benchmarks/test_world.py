@@ -85,7 +85,7 @@ def test_shuffling_moves_prompts_only(script):
 @pytest.mark.slow
 def test_the_script_runs(tmp_path):
     config = str(ROOT / "experiments" / "quickstart.yaml")
-    arguments = ["--config", config, "--seeds", "1", "2", "--output_dir", str(tmp_path)]
+    arguments = ["--config", config, "--seeds", "1", "2", "--output_dir", str(tmp_path), "--rows", "100"]
     arguments += [word for key, value in TINY.items() for word in ("--set", key, value)]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],

@@ -23,6 +23,12 @@ def save(folder, *, seed=0, template=TEMPLATE, sampling=SAMPLING, **settings):
     return folder
 
 
+@pytest.fixture
+def saved():
+    """Saves a tiny model as a run leaves it; see ``save``."""
+    return save
+
+
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory):
     """A stage's folder with model/ and ema/, which differ."""

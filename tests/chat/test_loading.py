@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import tiny_runs
+import torch
 
 from rlhf.chat.loading import load_speaker, names_of
 from rlhf.data.templates import Chat, Plain
@@ -11,6 +12,9 @@ from rlhf.engines.inference import Sampling
 from rlhf.errors import UserError
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.stage import OnlineStage
+from rlhf.models.rewards.scalar import TextScorer
+from rlhf.models.storage import load_value_model
+from rlhf.types import Sequences
 
 
 def test_prompted_and_sampled_from_as_in_its_training(stage, speaker):
@@ -40,11 +44,40 @@ def test_the_template_of_both_kinds_of_stages_is_saved(tmp_path):
     assert sft.sampling == Sampling() and policy.sampling == ppo.sampling
 
 
-def test_a_reward_model_scores_the_ids_that_were_drawn(speaker, stage, tmp_path):
-    trainer = OfflineTrainer(tiny_runs.reward_modelling(steps=1), tiny_runs.context(tmp_path))
-    trainer.fit()
-    with pytest.raises(UserError, match="has another vocabulary than the policy"):
+def test_a_reward_model_of_another_tokenizer_reads_the_texts(stage, tmp_path, caplog):
+    """As in PPO."""
+    data = tiny_runs.data("comparison", template=Plain(prompt_format="<{prompt}>"))
+    OfflineTrainer(tiny_runs.reward_modelling(steps=1, data=data), tiny_runs.context(tmp_path)).fit()
+    speaker = load_speaker(str(stage / "model"), name="x", reward=str(tmp_path / "model"))
+    assert "has another vocabulary than the policy" in caplog.text and isinstance(speaker.scorer, TextScorer)
+    scorer, given = speaker.scorer, []
+    own, template = scorer.tokenizer, scorer.template
+    speaker.scorer = lambda rollout: given.append(rollout) or scorer(rollout)
+    speaker.reply("ab", speaker.sampling, seed=1, counter=0)
+    answer = speaker.reply("cd", speaker.sampling, seed=1, counter=1)
+    first, last = speaker.turns[0].said, given[1].text[0]
+    ids = [*template.prompt("ab", own), *template.response(first, own), *template.prompt("cd", own)]
+    ids += template.response(last, own)[: None if answer.ended else -1]
+    model, _ = load_value_model(tmp_path / "model")
+    row = torch.tensor([ids])
+    alone = model.eval()(Sequences(row, torch.ones_like(row, dtype=torch.bool), 1), want=("scores",)).scores
+    assert answer.score == pytest.approx(alone.item(), abs=1e-5)
+
+
+def test_a_reward_model_that_does_not_say_how_it_reads_is_refused(stage, tmp_path):
+    OfflineTrainer(tiny_runs.reward_modelling(steps=1), tiny_runs.context(tmp_path)).fit()
+    (tmp_path / "model" / "rlhf.json").unlink()
+    with pytest.raises(UserError, match="has another vocabulary than the policy, and no"):
         load_speaker(str(stage / "model"), name="x", reward=str(tmp_path / "model"))
+
+
+def test_the_system_text_of_the_training_is_the_conversations(saved, tmp_path):
+    saved(tmp_path / "m", template=Chat(system="be"), chat_template="turns")
+    speaker = load_speaker(str(tmp_path / "m"), name="x")
+    tokenizer = speaker.model.tokenizer
+    assert speaker.system == "be" and speaker.prompt("ab") == Chat(system="be").prompt("ab", tokenizer)
+    speaker.system = None  # /system without a text
+    assert speaker.prompt("ab") == Chat().prompt("ab", tokenizer)
 
 
 def test_names_tell_models_apart():

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from rlhf.chat.screens import Pipe, Terminal, remark, visible
@@ -51,6 +52,40 @@ def test_markup_in_an_answer_is_text():
     assert out.getvalue() == "[bold]x[/]\n"
 
 
+def shown(*pieces, width=10):
+    out = io.StringIO()
+    screen = Terminal(Console(file=out, width=width, highlight=False))
+    screen.answers([Named("a")], lambda _, on_text: ([on_text(p) for p in pieces], Answer("x", [1], True))[1])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("pieces", "lines"), [
+    (["one two", " three"], ["one two ", "three"]),  # "three" would end in column 13
+    (["0123456789", " next"], ["0123456789", "next"]),  # no line begins with the space between words
+    (["a\n", "\nb"], ["a", "", "b"]),
+    (["0123456789abc d"], ["0123456789abc", "d"]),  # the terminal itself breaks what is longer than a line
+    (["一二三四五六"], ["一二三四五", "六"]),
+    (["a\tb"], ["a       b"]),
+    ([""], [""]),
+])  # fmt: skip
+def test_lines_are_broken_between_words(pieces, lines):
+    assert shown(*pieces).split("\n") == [*lines, ""]
+
+
+def test_a_word_is_shown_when_it_is_whole():
+    out, screen = terminal()
+    seen = []
+
+    def answer(_, on_text):
+        for piece in ("wo", "rd ", "end"):
+            on_text(piece)
+            seen.append(out.getvalue())
+        return Answer("word end", [1], True)
+
+    screen.answers([Named("a")], answer)
+    assert seen == ["", "word ", "word "] and out.getvalue() == "word end\n"
+
+
 def test_two_answers_stand_beside_each_other():
     out, screen = terminal()
     screen.answers([Named("a"), Named("b")], ask)
@@ -62,3 +97,4 @@ def test_two_answers_stand_beside_each_other():
 def test_remarks():
     assert remark(Answer("x", [1], True)) == ""
     assert remark(Answer("x", [1], True, 2.0)) == "score 2"
+    assert remark(Answer(" ", [1], True, 2.0)) == "no text · score 2"

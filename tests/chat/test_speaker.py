@@ -4,13 +4,18 @@ import dataclasses
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from rlhf.chat.speaker import Answer, Turn
-from rlhf.data.templates import Chat
+from rlhf.data.conversations import plain
+from rlhf.data.encoding import Encoder
+from rlhf.data.forms import Record
+from rlhf.data.templates import Chat, Plain
 from rlhf.engines.inference import Sampling, sample
 from rlhf.errors import UserError
 from rlhf.models.tokenizer import UNDECODABLE
-from rlhf.types import Prompts, Scores
+from rlhf.models.vocabulary import extend_vocabulary
+from rlhf.types import Message, Prompts, Scores
 
 
 def say(speaker, text, counter=0, seed=1, **sampling):
@@ -51,57 +56,94 @@ def test_the_same_seed_and_counter_give_the_same_answer_and_others_another(speak
     assert answers[0] == answers[1] and len(set(answers)) == 3
 
 
-def test_the_history_is_the_ids_that_were_seen_and_drawn(speaker):
-    first = say(speaker, "ab")
-    say(speaker, "cd", 1)
-    tokenizer = speaker.model.tokenizer
-    asked = [speaker.template.prompt(text, tokenizer) for text in ("ab", "cd", "ef")]
-    second = speaker.turns[1].answer
-    assert speaker.prompt("ef") == [*asked[0], *first.ids, *asked[1], *second.ids, *asked[2]]
-    assert speaker.prompt() == speaker.prompt("ef")[: -len(asked[2])]
+TALK = [("user", "ab"), ("assistant", "xyz"), ("user", "cd"), ("assistant", " zz y"), ("user", "ef")]
+TURNS = "{% for m in messages %}[{{ m.role[0] }}:{{ m.content }}{{ '</s>' if m.role == 'assistant' }}]{% endfor %}[a:"
+
+
+def trained_on(speaker, messages):
+    """Ids of the conversation as data for PPO give them."""
+    encoder = Encoder(speaker.template, speaker.model.tokenizer, form="prompt", source="x", max_tokens=64,
+                      max_prompt_tokens=None, long_prompts="drop")  # fmt: skip
+    prompt = plain(tuple(Message(*message) for message in messages))
+    ((example,),) = [encoder([Record(prompt)])]
+    return example.prompt_ids
+
+
+@pytest.mark.parametrize("template", [
+    Plain(prompt_format="Q{prompt}A"), Plain(prompt_format="Q{prompt}A", response_format=" {response}", targets="last"),
+    Chat(end="</s>"), Chat(end="</s>", targets="last"),
+], ids=["plain", "format", "chat", "one text"])  # fmt: skip
+@pytest.mark.parametrize("system", [None, "be"])
+def test_a_conversation_has_the_ids_of_the_training_data(speaker, template, system):
+    extend_vocabulary(speaker.model.module, speaker.model.tokenizer, add_tokens=["</s>"])
+    speaker.model.tokenizer.chat_template = TURNS
+    speaker.template, speaker.system = template, system
+    messages = [("system", system)] * bool(system) + TALK
+    speaker.restore([{"role": role, "content": content} for role, content in messages[:-1]])
+    assert speaker.prompt("ef") == trained_on(speaker, messages)
+    speaker.clear()
+    assert speaker.prompt("ab") == trained_on(speaker, messages[: 1 + bool(system)])
+
+
+def test_what_was_seen_ends_with_the_ids_that_were_drawn(speaker):
+    assert speaker.seen() == []
+    say(speaker, "ab")
+    asked = speaker.prompt("cd")
+    answer = say(speaker, "cd", 1)
+    assert speaker.seen() == [*asked, *answer.ids]
+
+
+def test_what_was_drawn_is_put_into_the_format_once(speaker):
+    speaker.template = Plain(prompt_format="Q{prompt}A", response_format="<{response}>")
+    answer = say(speaker, "ab")
+    bare = answer.text.removeprefix("<").removesuffix(">")
+    assert speaker.model.tokenizer.decode(speaker.prompt("cd")).startswith(f"QabA<{bare}>")
+    assert speaker.messages()[1] == {"role": "assistant", "content": bare}
+    speaker.clear()
+    speaker.restore([{"role": "user", "content": "ab"}, {"role": "assistant", "content": "<xy>"}])
+    assert speaker.model.tokenizer.decode(speaker.prompt("cd")).startswith("QabA<<xy>>")  # as data would have it
 
 
 # case A6
-def test_the_beginning_of_the_sequence_stands_once(speaker, monkeypatch):
-    begin = [7]
-    plain = speaker.template
-
-    class WithBegin(type(plain)):
-        def prompt(self, text, tokenizer):
-            return [*begin, *plain.prompt(text, tokenizer)]
-
-    speaker.template = WithBegin()
-    monkeypatch.setattr("rlhf.chat.speaker.with_bos", lambda ids, _: ids if ids[:1] == begin else [*begin, *ids])
+def test_the_beginning_of_the_sequence_stands_once(speaker):
+    tokenizer = speaker.model.tokenizer
+    extend_vocabulary(speaker.model.module, tokenizer, add_tokens=["<s>"])
+    tokenizer.bos_token, begin = "<s>", tokenizer.convert_tokens_to_ids("<s>")
+    adds_it = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.backend_tokenizer.post_processor = adds_it
     say(speaker, "ab")
-    assert speaker.prompt("cd").count(7) == 1
+    ids = speaker.prompt("cd")
+    assert ids[0] == begin and ids.count(begin) == 1
 
 
-def test_the_tokenizers_own_template_sees_all_messages(speaker):
+def test_a_template_that_changes_earlier_turns_can_be_talked_to(speaker):
+    """Training would refuse the conversation: it could not tell whose tokens are whose. A chat need not."""
+    end = speaker.model.tokenizer.eos_token
     speaker.template = Chat()
     speaker.model.tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m['role'][0] }}:{{ m['content'] }}]{% endfor %}"
-        "{% if add_generation_prompt %}>{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' or loop.index0 == messages | length - 2 %}"
+        "({{ m.content }}){% endif %}{% endfor %}>"
+    )
+    speaker.turns += [Turn("a", Answer("b", [3], True), "b"), Turn("c", Answer("d", [3], True), "d")]
+    assert end and speaker.model.tokenizer.decode(speaker.prompt("e")) == "(a)(c)(d)(e)>"
+
+
+def test_what_the_template_refuses_is_said_and_not_kept(speaker):
+    speaker.template = Chat()
+    speaker.model.tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[-1].content }}"
     )
     speaker.system = "be"
-    speaker.turns.append(Turn("hi", Answer("yo", [3], True)))
-    decode = speaker.model.tokenizer.decode
-    assert decode(speaker.prompt("so")) == "[s:be][u:hi][a:yo][u:so]>"
-    assert decode(speaker.prompt()) == "[s:be][u:hi][a:yo]"
-    alone = dataclasses.replace(speaker, turns=[], system=None)
-    assert alone.prompt("so") == Chat().prompt("so", speaker.model.tokenizer)  # as in training
-
-
-def test_a_template_without_system_text_puts_it_before_the_first_turn(speaker):
-    speaker.system = "be"
-    say(speaker, "ab")
-    assert speaker.model.tokenizer.decode(speaker.prompt("cd")).startswith("Qbe\nabA")
+    with pytest.raises(UserError, match=r"refuses system, user \(no system\)"):
+        say(speaker, "ab")
+    assert speaker.turns == []
 
 
 def test_the_oldest_turns_are_forgotten_when_there_is_no_room(speaker):
     for number in range(12):  # 64 positions, at most 6 of them for an answer
         say(speaker, f"abcdef{number}", number)
     assert 0 < speaker.forgotten < 11 and len(speaker.turns) == 12
-    assert len(speaker.prompt()) <= 64
+    assert len(speaker.seen()) <= 64
     for _ in range(12):
         speaker.undo()
     assert speaker.forgotten == 0 and speaker.undo() is None
@@ -126,13 +168,28 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(speaker):
     sampling = Sampling(max_new_tokens=30, min_new_tokens=29)
     answer = speaker.reply("ab", sampling, seed=0, counter=0, on_text=interrupt)
     assert not answer.ended and answer.score is None and answer.text == pieces[0]
-    assert speaker.turns == [Turn("ab", answer)]
+    assert speaker.turns == [Turn("ab", answer, answer.text)]
 
 
 def test_a_scorer_is_given_the_rollout(speaker):
     speaker.scorer = lambda rollout: Scores(torch.tensor([float(rollout.mask.sum())]))
     answer = say(speaker, "ab")
     assert answer.score == len(answer.ids)
+
+
+def test_a_scorer_that_reads_texts_is_given_the_whole_conversation(speaker):
+    given = []
+    speaker.scorer = lambda rollout: given.append(rollout.prompts) or Scores(torch.zeros(1))
+    speaker.system = "be"
+    say(speaker, "ab")
+    say(speaker, "cd", 1)
+    first, second = given
+    assert first.text == ["system: be\n\nuser: ab"]
+    said = speaker.turns[0].answer.text
+    assert second.columns["messages"] == [[
+        {"role": "system", "content": "be"}, {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": said}, {"role": "user", "content": "cd"},
+    ]]  # fmt: skip
 
 
 def test_a_conversation_is_written_and_taken_up(speaker):

@@ -123,6 +123,8 @@ def test_a_conversation_as_a_prompt_keeps_its_messages() -> None:
     assert rows == [[Record(ASKED, columns={"topic": 1, "messages": [USER, BOT, AGAIN]})]]
     assert make([{"messages": [USER, ANSWER]}], "prompt")[0] == [[Record("p", columns={"messages": [USER]})]]
     assert make([{"prompt": [USER], "topic": 1}], "prompt")[0] == [[Record("p", columns={"topic": 1})]]
+    both = [{"prompt": "p", "messages": [USER, BOT, AGAIN, ANSWER]}]  # a text that was cut out of its conversation
+    assert make(both, "prompt")[0] == [[Record("p", columns={"messages": [USER]})]]
 
 
 def test_a_pair_gives_one_response_of_each_label() -> None:

@@ -33,7 +33,8 @@ def test_rows_have_the_parts_of_their_score(tmp_path):
     for row in experience_rows(experience, 8, trainer.tokenizer):
         letters, penalty = row["reward/a"], row["reward/b"]
         assert row["reward/disagreement"] == pytest.approx(abs(letters - penalty) / 2)  # of two, half their distance
-        assert row["score"] == min(letters, penalty) - (not row["ended"])  # what was taken off is no part
+        assert row["raw_score"] == min(letters, penalty)
+        assert row["score"] == row["raw_score"] - (not row["ended"])  # what was taken off is no part
     figures = experience.metrics.compute()
     assert figures["reward/disagreement"] == pytest.approx(float(experience.raw.parts["disagreement"].mean()))
 

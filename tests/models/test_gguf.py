@@ -112,6 +112,13 @@ def test_a_file_or_its_folder_is_loaded_and_saved_as_a_plain_model(folder, tmp_p
     AutoModelForCausalLM.from_pretrained(tmp_path / "m")
 
 
+def test_loading_it_says_nothing(folder, capfd):
+    Pretrained(path=str(folder)).build(nothing, seed=1)
+    assert capfd.readouterr() == ("", "")
+    AutoModelForCausalLM.from_pretrained(folder, gguf_file="Tiny.F32.gguf")  # and others hear as much as before
+    assert "de-quantizing" in capfd.readouterr().err
+
+
 def test_a_value_model_of_it_comes_back(folder, tmp_path):
     model = value_model_from(Pretrained(path=str(folder), trainable_layers=1).build(nothing, seed=1), Linear(), 3)
     tokenizer = original().tokenizer

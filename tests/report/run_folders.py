@@ -29,11 +29,11 @@ def curve(name: str, *values: float | None) -> list[dict[str, Any]]:
     return [{"step": step, "iteration": step, name: value} for step, value in enumerate(values, 1)]
 
 
-def evaluation(folder: Path, iteration: int, rows: Sequence[tuple[str, str, float]]) -> None:
-    """An evaluation's rows: prompt, response, score."""
+def evaluation(folder: Path, iteration: int, rows: Sequence[tuple[str, str, float]], **columns: Any) -> None:
+    """An evaluation's rows: prompt, response, score; and what else stands in each."""
     rollouts = folder / "rollouts"
     rollouts.mkdir(exist_ok=True)
-    lines = [{"prompt": p, "response": r, "ended": True, "score": s, "gold_score": -s} for p, r, s in rows]
+    lines = [{"prompt": p, "response": r, "ended": True, "score": s, "gold_score": -s, **columns} for p, r, s in rows]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (rollouts / f"evaluation_{iteration:06d}.jsonl").write_text(text)
     (rollouts / f"evaluation_{iteration:06d}_ema.jsonl").write_text(text)
@@ -49,6 +49,7 @@ def sampled(folder: Path, iteration: int, *, texts: Sequence[str], score: float 
         "response": "".join(texts),
         "ended": True,
         "score": score,
+        "raw_score": 2 * score,
         "tokens": list(range(count)),
         "token_texts": list(texts),
         "old_logprobs": [-1.0] * count,

@@ -3,7 +3,7 @@
 import pytest
 from run_folders import simple
 
-from rlhf.report.curves import FURTHER, GROUPS, charts, thinned, traces
+from rlhf.report.curves import BY_SOURCE, FURTHER, GROUPS, charts, steady, thinned, traces
 from rlhf.report.runs import Series, read_runs
 
 
@@ -20,8 +20,8 @@ def test_judges_are_told_apart_and_named():
     found = charts(["eval/gold_score", "eval/ema/gold_score", "eval/vader_score", "eval/score"])["Reward"]
     assert [chart.title for chart in found] == [
         "Score on held-out prompts",
-        "Score by the judge “gold”, held-out prompts",
-        "Score by the judge “vader”, held-out prompts",
+        "Score by the judge “gold”",
+        "Score by the judge “vader”",
     ]
     assert list(found[1].lines) == ["eval/gold_score", "eval/ema/gold_score"]
 
@@ -32,6 +32,15 @@ def test_a_figure_that_nobody_knows_is_drawn_all_the_same():
         "Terms of the loss": ["Term “mine”"],
         FURTHER: ["mine/own"],
     }
+
+
+def test_the_sources_of_a_figure_are_one_chart():
+    names = ["loss", "loss/source/a", "eval/loss/source/a", "loss/source/b/c", "mine/own"]
+    found = charts(names)
+    assert list(found) == ["Losses", BY_SOURCE, FURTHER]
+    one, other = found[BY_SOURCE]
+    assert (one.title, one.lines) == ("loss, by source", {"loss/source/a": "a", "loss/source/b/c": "b/c"})
+    assert (other.title, other.lines) == ("eval/loss, by source", {"eval/loss/source/a": "a"})
 
 
 def test_no_figure_is_drawn_twice():
@@ -50,6 +59,20 @@ def test_lines_of_one_run_differ_in_colour_and_those_of_several_in_dashes(tmp_pa
         ("one · rollouts", 0, 0),
         ("other · rollouts", 1, 0),
     ]
+
+
+@pytest.mark.parametrize(("lines", "still"), [
+    ([[1.0, 1.0, 1.0]], True),
+    ([[1.0, 1.0], [1.0, 2.0]], False),
+    ([[0.05, 0.05], [0.1, 0.1]], False),  # two runs of different settings
+    ([[3.0]], True),
+    ([[1e-9, -1e-9]], True),
+    ([[100.0, 100.05]], True),
+    ([[5000.0, 5004.0]], False),
+    ([], True),
+])  # fmt: skip
+def test_what_does_not_move_is_no_curve(lines, still):
+    assert steady([{"y": values} for values in lines]) is still
 
 
 def test_long_curves_are_drawn_by_means_at_their_last_step():

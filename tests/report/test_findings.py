@@ -1,11 +1,13 @@
 """Every rule: a stage in which it speaks, with the figure, and one in which it is silent."""
 
+import json
+
 import pytest
 from run_folders import curve, evaluation, stage
 
-from rlhf.report.findings import RULES, findings
+from rlhf.report.findings import PAID, RULES, findings
 from rlhf.report.runs import StageRecord
-from rlhf.report.trends import peak, trend
+from rlhf.report.samples import said_before
 
 FLAT = [1.0] * 20
 SPREAD = {"eval/score_std": FLAT, "eval/gold_score_std": FLAT}
@@ -25,12 +27,6 @@ def rising(start, end, count=20):
     return [start + (end - start) * step / (count - 1) for step in range(count)]
 
 
-def test_trends_by_hand(tmp_path):
-    made = record(tmp_path, curve("x", *range(1, 21)))  # a tenth of twenty is two
-    assert trend(made, "x") == (1.5, 19.5) and trend(made, "y") is None
-    assert peak(made, "x") == (20, "iteration 20") and peak(made, "y") is None
-
-
 # Curves that a rule must speak of, the title, and a part of its text; and curves of the same that it must pass over.
 CASES = [
     ({"kl/sequence": rising(0, 30)}, "The policy is far from the reference", "30 nats per response at iteration 20"),
@@ -42,7 +38,7 @@ CASES = [
         "Many answers are cut by the length limit",
         "88% of the responses",
     ),
-    ({"value/explained_variance": rising(0.5, -0.5)}, "The critic explains less than nothing", "-0.395 in the last"),
+    ({"value/explained_variance": rising(0.5, -0.5)}, "The critic explains less than nothing", "−0.395 in the last"),
     ({"policy/ratio_max": [1.0] * 19 + [42.0]}, "Large probability ratios", "42 times as probable"),
     ({"policy/clip_fraction": [0.6] * 20}, "Most of the update is clipped", "60% of the tokens"),
     (
@@ -61,10 +57,10 @@ CASES = [
     ),
     (
         {"eval/score": rising(0, 5), "eval/score_std": FLAT, "eval/distinct_2": rising(0.8, 0.1)},
-        "The reward rises while the answers become alike",
-        "The score rises from 0.132 to 4.87; of all word pairs in the answers to the held-out prompts, 78% were",
+        "The score rises while the answers become alike",
+        "The score rises from 0.132 to 4.87 while distinct-2 falls from 78% to 12%, which is the share",
     ),
-    ({"eval/distinct_2": rising(0.8, 0.1)}, "The answers become alike", "78% were different at the start and 12%"),
+    ({"eval/distinct_2": rising(0.8, 0.1)}, "The answers become alike", "Distinct-2 falls from 78% to 12%"),
     (
         {
             "eval/score": rising(0, 5),
@@ -72,8 +68,8 @@ CASES = [
             "eval/gold_score": rising(2, -1),
             "eval/gold_score_std": FLAT,
         },
-        "The reward rises while “gold” falls",
-        "falls from 2 at iteration 1 to -0.921",
+        "The score rises while “gold” falls",
+        "falls from 2 at iteration 1 to −0.921",
     ),
 ]
 QUIET = [
@@ -87,6 +83,7 @@ QUIET = [
     {"rollout/logprob_gap": [0.01] * 20},
     {"advantage/std": FLAT},
     {"loss": rising(4.0, 1.0)},
+    {"loss": rising(0.3, 0.4), "eval/loss": rising(0.7, 0.3)},  # a curriculum: the rows become harder
     {"eval/loss": rising(2.0, 1.0)},
     {"eval/accuracy": [0.8] * 20},
     {"reward/score": rising(0.0, 1.0), "policy/entropy": FLAT},
@@ -123,9 +120,51 @@ def test_one_word_that_takes_over_is_named(tmp_path):
     found = titles(made)
     assert list(found) == ["The answers repeat themselves", "One word takes over: “great”"]
     # bigrams: 2 of 3 had before in the first answer, none of 3 in the second
-    assert "33% of the word pairs of an answer stood in it before" in found["The answers repeat themselves"].text
-    assert "“great” is 75% of all words" in found["One word takes over: “great”"].text
-    assert "was 0.0% in that of iteration 0" in found["One word takes over: “great”"].text
+    text = "At iteration 9, 33% of an answer's word pairs are repeated; at iteration 0, 0%."
+    assert found["The answers repeat themselves"].text == text
+    text = "At iteration 9, “great” is 75% of all words in the answers; at iteration 0, it was 0.0%. The score rises"
+    assert found["One word takes over: “great”"].text.startswith(text)
+
+
+def paid(folder, score, *, gold=None, most=6):
+    """A stage whose evaluations have nine answers, some of which say more words again."""
+    made = record(folder, curve("eval/score", *rising(0, 4)), curve("eval/score_std", *FLAT))
+    for iteration, more in ((0, 1), (9, most)):
+        answers = ["it was so fine " + "wow now " * (more * row // 8) + f"n{row}" for row in range(9)]
+        rows = [("p", text, score(text, row)) for row, text in enumerate(answers)]
+        evaluation(folder, iteration, rows)
+        if gold is not None:
+            path = folder / "rollouts" / f"evaluation_{iteration:06d}.jsonl"
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps({**line, "gold_score": gold(line)}) + "\n" for line in lines))
+    return made
+
+
+def test_a_score_that_pays_for_repetition_is_named(tmp_path):
+    made = paid(tmp_path, lambda text, _: said_before(text))
+    finding = findings(made)[0]
+    assert finding.title == "The score pays for repetition" and finding.figure == PAID and finding.grave
+    assert "those with more repeated words score higher: rank correlation 1 (" in finding.text
+    text = "(other judges: gold −1). On average, repeated words: 0% at the start, 28% at the end. The score rises from"
+    assert text in finding.text
+
+
+def test_a_score_that_pays_for_a_word_or_for_length_is_named(tmp_path):
+    word = paid(tmp_path / "word", lambda text, _: text.count("wow") / len(text.split()))
+    assert findings(word)[0].title in ("The score pays for the word “wow”", "The score pays for the word “now”")
+    length = record(tmp_path / "length", curve("eval/score", *rising(0, 4)), curve("eval/score_std", *FLAT))
+    for iteration, more in ((0, 1), (9, 5)):
+        answers = [" ".join(f"w{row}x{at}" for at in range(3 + row * more)) for row in range(9)]
+        evaluation(tmp_path / "length", iteration, [("p", text, len(text.split())) for text in answers])
+    assert findings(length)[0].title == "The score pays for length"
+
+
+@pytest.mark.parametrize("case", ["another judge pays for it too", "the score is another's", "nothing grew"])
+def test_what_is_paid_for_with_reason_is_passed_over(tmp_path, case):
+    score = (lambda text, row: (row * 5) % 9) if "another's" in case else (lambda text, _: said_before(text))
+    gold = (lambda line: line["score"]) if "judge" in case else None
+    made = paid(tmp_path, score, gold=gold, most=1 if "grew" in case else 6)
+    assert not [finding for finding in findings(made) if "pays for" in finding.title]
 
 
 def test_words_that_were_always_frequent_are_none(tmp_path):
@@ -173,4 +212,4 @@ def test_grave_ones_come_first(tmp_path):
 
 
 def test_every_rule_is_tried():
-    assert len(RULES) == 13  # a new rule wants a case above
+    assert len(RULES) == 14  # a new rule wants a case above

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 import tiny_runs
-from run_folders import NASTY, config, curve, simple, stage
+from run_folders import NASTY, config, curve, evaluation, simple, stage
 
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.experiment import Experiment
-from rlhf.report.page import MissingPackage, duration, number, write_report
+from rlhf.report.page import MissingPackage, duration, write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
@@ -84,7 +84,8 @@ def test_every_part_is_there(page):
         "KL from the reference",
         "mine/own",  # a figure that the report does not know
         "Answers to the same held-out prompts",
-        "iteration 2 · score 2 · gold −2",
+        "iteration 2 · score 2 · gold −2 · 33% repeated words",
+        "iteration 1 · score 2 · 1 after normalisation and penalties",
         "Tokens of sampled rollouts",
         "long_prompt 1",
         "a remark",
@@ -97,6 +98,44 @@ def test_every_part_is_there(page):
     drawn = {a["data-chart"] for _, a in page.tags if "data-chart" in a}
     assert drawn == set(data["charts"]) and len(drawn) == 4
     assert data["tokens"]["toy/ppo"]["rollouts"][0]["advantage"] == [0.5, 0.5]
+
+
+def test_what_a_run_that_pays_for_repetition_shows(tmp_path):
+    folder = simple(tmp_path / "toy")
+    for iteration, most in ((0, 1), (2, 8)):
+        answers = ["it is fine " + "wow " * (most * row // 8) for row in range(9)]
+        rows = [("why?", text, text.count("wow")) for text in answers]
+        evaluation(folder / "ppo", iteration, rows, **{"score/wows": 7.0})
+    html = write_report([folder]).read_text()
+    found = Page(html)
+    assert "What the score goes with" in found.text and "“wow” among the words" in found.text
+    assert "The score pays for" in found.text and "to look at" in found.text
+    assert "score 8 (of wows 7)" in found.text and "<mark>wow wow" in html
+    links = [a["href"] for tag, a in found.tags if tag == "a"]
+    assert {"#paid-2", "#answers-2"} <= set(links)
+    assert found.text.index("What the score goes with") < found.text.index("Answers to the same held-out prompts")
+
+
+@pytest.mark.parametrize(("lines", "settings", "said"), [
+    (["sources.toy: 2 duplicates; kept", "  0.90 alike: 'a' | 'b'"], {}, "2 duplicates; kept"),
+    ([], {}, "Duplicates were not looked for"),
+    ([], {"duplicates": "report"}, "Duplicates were looked for, and there are none."),
+    ([], {"near_duplicates": 0.8}, "Duplicates were looked for, and there are none."),
+])  # fmt: skip
+def test_duplicates_stand_beside_the_drops(tmp_path, lines, settings, said):
+    counts = {"train": 9, "heldout": 2, "dropped": {}, "notes": {}, "remark": ""}
+    for part, inside in (("data", {"data": settings}), ("mixture", {"mixture": {"init_args": {"data": settings}}})):
+        config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": inside}})
+        stage(tmp_path / "sft", [], data={part: {"toy": counts}, "findings": {part: lines}})
+        assert said in Page(write_report([tmp_path]).read_text()).text
+
+
+def test_figures_that_do_not_move_are_told_in_words(tmp_path):
+    config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
+    stage(tmp_path / "sft", [{"step": n, "loss": n, "kl/coef": 0.05} for n in (1, 2)])
+    found = Page(write_report([tmp_path]).read_text())
+    assert "Did not move, or came once: kl/coef 0.05" in found.text
+    assert [chart["title"] for chart in json.loads(found.scripts["data"])["charts"].values()] == ["Loss"]
 
 
 def test_links_lead_to_what_is_there(page):
@@ -171,22 +210,6 @@ def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     with pytest.raises(MissingPackage, match=r"the package plotly is missing; pip install 'rlhf\[report\]'"):
         write_report([simple(tmp_path / "toy")])
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (3.0, "3"),
-        (-1.25, "−1.25"),
-        (1234567.0, "1.23e+06"),
-        (1e-5, "1.00e−05"),
-        (None, "—"),
-        (12.345, "12.3"),
-    ],
-)
-def test_numbers(value, text):
-    assert number(value) == text
 
 
 @pytest.mark.parametrize(

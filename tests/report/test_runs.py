@@ -38,6 +38,13 @@ def test_a_series_leaves_out_what_is_no_number(tmp_path):
     assert only.names == ["loss"]
 
 
+def test_the_data_and_what_was_found_among_their_rows(tmp_path):
+    config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
+    stage(tmp_path / "sft", [], data={"data": {"toy": {}}, "findings": {"data": ["a line"]}})
+    (only,) = read_run(tmp_path).stages
+    assert only.data == {"data": {"toy": {}}} and only.data_findings == {"data": ["a line"]}
+
+
 def test_half_a_line_at_the_end_is_left_out(tmp_path):  # a run that was killed, or is writing now
     config(tmp_path, {"sft": {"class_path": "rlhf.SFT", "init_args": {}}})
     folder = stage(tmp_path / "sft", curve("loss", 1.0))

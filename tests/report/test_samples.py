@@ -4,7 +4,7 @@ import pytest
 from run_folders import evaluation, simple, stage
 
 from rlhf.report.runs import StageRecord, read_run
-from rlhf.report.samples import commonest, evenly, marked, repetition, share_of, stories
+from rlhf.report.samples import commonest, evenly, marked, repetition, said_before, share_of, stories
 
 
 def test_each_prompt_with_its_answers_from_the_largest_gain(tmp_path):
@@ -47,5 +47,27 @@ def test_words_that_return_are_marked_and_nothing_is_lost():
     text = " great, Great the the the — great end"
     pieces = marked(text)
     assert "".join(piece for piece, _ in pieces) == text
-    assert [piece for piece, often in pieces if often] == ["great", "Great", "great"]
+    assert [piece for piece, often in pieces if often] == ["great, Great the the the — great"]
     assert marked("") == []
+
+
+@pytest.mark.parametrize(("text", "spans"), [
+    ("so good. so bad. so long", []),  # a short word may return
+    ("the screen is big and the screen glows", []),  # so may two words, once
+    ("the screen is big and the screen is dim", ["the screen is", "the screen is"]),
+    ("it is is fine", ["is is"]),
+    ("no go, no go, no go", ["no go, no go, no go"]),
+])  # fmt: skip
+def test_what_is_marked(text, spans):
+    assert [piece for piece, often in marked(text) if often] == spans
+
+
+def test_words_said_before():
+    assert said_before("a b A c") == pytest.approx(1 / 4) and said_before("…") == 0.0
+
+
+def test_the_parts_of_a_score(tmp_path):
+    folder = stage(tmp_path / "ppo", [])
+    evaluation(folder, 0, [("p", "x", 3.0)], **{"score/length": 1.0, "score/rm": 2.0})
+    (answer,) = stories(StageRecord("ppo", folder, {}))[0].answers
+    assert answer.parts == {"length": 1.0, "rm": 2.0} and answer.scores == {"score": 3.0, "gold": -3.0}

@@ -18,7 +18,7 @@ def test_layers_by_hand(ppo):
     columns = {"old_logprobs": [-1.0, -1.5], "ref_logprobs": [-2.0, -1.5], "rollout_logprobs": [-1.25, -1.5]}
     write_rollout(ppo.directory, 1, texts=["a", ""], advantages=[2.0, -1.0], values=[0.5, math.nan], **columns)
     (row,) = sampled(ppo)
-    assert row.tokens == ["a", ""] and row.iteration == 1 and row.score == 1.0
+    assert row.tokens == ["a", ""] and row.iteration == 1 and row.score == 1.0 and row.paid == {"score": 2.0}
     assert row.layers["advantage"] == [2.0, -1.0]
     assert row.layers["change"] == [1.0, 0.0] and row.layers["gap"] == [0.25, 0.0]
     assert row.layers["kl"] == [pytest.approx(math.exp(-1) - 1 + 1), 0.0]  # k3 of a log-ratio of −1
@@ -44,7 +44,14 @@ def test_best_and_worst_of_first_middle_and_last(ppo):
 
 def test_rollouts_of_an_older_run_show_ids(ppo):
     write_rollout(ppo.directory, 1, texts=["a", "b"], token_texts=None)
-    assert sampled(ppo)[0].tokens == ["‹0›", "‹1›"]
+    path = ppo.directory / "rollouts" / "iteration_000001.jsonl"
+    path.write_text(path.read_text().replace("raw_score", "other"))
+    assert sampled(ppo)[0].tokens == ["‹0›", "‹1›"] and sampled(ppo)[0].paid == {}
+
+
+def test_the_parts_of_what_was_paid(ppo):
+    write_rollout(ppo.directory, 1, texts=["a"], **{"reward/rm": 3.0, "reward/length": -1.0})
+    assert sampled(ppo)[0].paid == {"score": 2.0, "rm": 3.0, "length": -1.0}
 
 
 def test_a_log_ratio_beyond_all_numbers(ppo):

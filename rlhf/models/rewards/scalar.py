@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.interfaces import Engine, LiveEngine, ModelPath, RewardModel, Scorer, Template
 from rlhf.models.storage import USAGE, load_usage, load_value_model
 from rlhf.models.tokenizer import check_same_vocabulary, differing_tokens, pad_id
-from rlhf.types import Rollout, Scores, Selectable, Sequences
+from rlhf.types import Message, Rollout, Scores, Selectable, Sequences, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,8 +44,8 @@ def check_path(path: str) -> None:
 class ScalarReward(RewardModel):
     """A trained reward model, read at the last real token of the sampled ids: where its training read it.
 
-    A model with another tokenizer than the policy's is given the texts instead, through its own tokenizer and the
-    template of its training.
+    A model with another tokenizer than the policy's is given the texts instead, a conversation turn by turn, through
+    its own tokenizer and the template of its training.
 
     Args:
         path: "@stage" for the result of an earlier reward-modelling stage, or the folder of one.
@@ -118,8 +118,10 @@ class TextScorer(ScalarScorer):
 
     def read(self, rollout: Rollout) -> Selectable:
         """Prompt and response as its training would have encoded them; a cut response has no end id."""
-        texts = zip(rollout.prompts.text, rollout.text, rollout.ended.tolist(), strict=True)
-        rows = [self._ids(*row) for row in texts]
+        talks = rollout.prompts.columns.get("messages") or [None] * len(rollout)
+        asked = [self._prompt(*row) for row in zip(rollout.prompts.text, talks, strict=True)]
+        said = [self._response(*row) for row in zip(rollout.text, rollout.ended.tolist(), strict=True)]
+        rows = [prompt + response for prompt, response in zip(asked, said, strict=True)]
         width = max(2, *map(len, rows))
         fill = pad_id(self.tokenizer)
         ids = torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=rollout.mask.device)
@@ -127,6 +129,16 @@ class TextScorer(ScalarScorer):
         real = torch.arange(width, device=rollout.mask.device) < lengths.unsqueeze(1)
         return Selectable(Sequences(ids, real, prompt_width=1), real[:, 1:])
 
-    def _ids(self, prompt: str, response: str, ended: bool) -> list[int]:
-        ids = self.template.response(self.template.bare(response), self.tokenizer)
-        return self.template.prompt(prompt, self.tokenizer) + (ids if ended else ids[:-1])
+    def _prompt(self, text: str, messages: Sequence[Mapping[str, str]] | None) -> list[int]:
+        """A prompt, or the messages of one that is a conversation, as its training would have encoded them."""
+        talk = tuple(Message(message["role"], message["content"]) for message in messages or ())
+        if len(talk) < 2 and not (talk and talk[0].role != "user"):
+            return self.template.prompt(text, self.tokenizer)
+        try:
+            return joined(self.template.turns(talk, self.tokenizer))
+        except UserError as error:
+            raise UserError(f"path: the reward model cannot read a conversation as a prompt: {error}") from error
+
+    def _response(self, text: str, ended: bool) -> list[int]:
+        ids = self.template.response(self.template.bare(text), self.tokenizer)
+        return ids if ended else ids[:-1]

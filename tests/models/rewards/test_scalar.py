@@ -16,7 +16,7 @@ from rlhf.models.rewards import ScalarReward
 from rlhf.models.rewards.scalar import ScalarScorer
 from rlhf.models.storage import save_language_model, save_usage, save_value_model, value_model_from
 from rlhf.models.tokenizer import train_bpe
-from rlhf.types import Sequences
+from rlhf.types import Message, Sequences, joined
 
 TOKENIZER = train_bpe(["the screen is great"] * 4, 270)
 ENGINE = ForwardEngine()
@@ -94,6 +94,46 @@ def test_a_model_with_another_tokenizer_reads_the_texts(trained, template, tmp_p
         ids = torch.tensor([ids if given.ended[row] else ids[:-1]])
         alone = model(Sequences(ids, torch.ones_like(ids, dtype=torch.bool), 1), want=("scores",)).scores
         assert answer[row].item() == pytest.approx(alone.item(), abs=1e-5), response
+
+
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+
+
+@pytest.mark.parametrize("template", [Plain(prompt_format="<{prompt}>"), Chat(), Chat(targets="last")],
+                         ids=["plain", "chat", "one text"])  # fmt: skip
+def test_a_model_with_another_tokenizer_reads_the_turns_of_a_conversation(trained, template, tmp_path):
+    _, model = trained
+    own = train_bpe(["the screen is great"] * 4, 270)
+    assistant = "{{ eos_token if m.role == 'assistant' }}"
+    own.chat_template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}" + assistant + "{% endfor %}a:"
+    save_value_model(tmp_path / "rm", model, own, Linear(init_std=1.0))
+    save_usage(tmp_path / "rm", template)
+    scorer = ScalarReward(path=str(tmp_path / "rm")).build(ENGINE, train_bpe(["something else entirely"] * 4, 300))
+    given = rollout(["great", "poor", "the end"], prompt="user: a\n\nassistant: b\n\nuser: c")
+    talks = [TALK, None, [TALK[0]]]  # as data give them: a conversation, a text, a conversation of one message
+    texts = [given.prompts.text[0], "the screen", "a"]
+    prompts = dataclasses.replace(given.prompts, text=texts, columns={"messages": talks})
+    answer = scorer(dataclasses.replace(given, prompts=prompts)).total
+    turns = template.turns(tuple(Message(**message) for message in TALK), own)
+    asked = [joined(turns), template.prompt("the screen", own), template.prompt("a", own)]
+    assert asked[0] != template.prompt(texts[0], own)
+    for row, response in enumerate(given.text):
+        ids = torch.tensor([asked[row] + template.response(response, own)[: None if given.ended[row] else -1]])
+        alone = model(Sequences(ids, torch.ones_like(ids, dtype=torch.bool), 1), want=("scores",)).scores
+        assert answer[row].item() == pytest.approx(alone.item(), abs=1e-5)
+
+
+def test_a_conversation_that_the_models_template_refuses_is_an_error(trained, tmp_path):
+    _, model = trained
+    own = train_bpe(["the screen is great"] * 4, 270)
+    own.chat_template = "{{ raise_exception('one turn only') if messages | length > 1 }}{{ messages[0].content }}"
+    save_value_model(tmp_path / "rm", model, own, Linear(init_std=1.0))
+    save_usage(tmp_path / "rm", Chat())
+    scorer = ScalarReward(path=str(tmp_path / "rm")).build(ENGINE, train_bpe(["something else entirely"] * 4, 300))
+    given = rollout(["great"])
+    prompts = dataclasses.replace(given.prompts, columns={"messages": [TALK]})
+    with pytest.raises(UserError, match=r"path: the reward model cannot read a conversation as a prompt: .*one turn"):
+        scorer(dataclasses.replace(given, prompts=prompts))
 
 
 def test_the_ids_of_the_same_tokenizer_are_not_decoded(trained, tmp_path, caplog):
