@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
+from rlhf import distributed
 from rlhf.errors import ConfigError, UserError
 from rlhf.interruption import Stopped, sigterm_raises
 
@@ -51,7 +52,8 @@ def guarded(command: Callable[[], int]) -> int:
         with sigterm_raises():
             return command()
     except KeyboardInterrupt as stop:
-        print(str(stop) or "\nInterrupted.", file=sys.stderr)
+        if distributed.first_to_fail():
+            print(str(stop) or "\nInterrupted.", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stopped) else 130
     except BrokenPipeError:  # who read the output has left, as `head` does; nothing more can be said there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,8 +63,13 @@ def guarded(command: Callable[[], int]) -> int:
     except (UserError, OSError) as error:
         if os.environ.get("RLHF_TRACEBACK") == "1":
             raise
-        print(_message(error), file=sys.stderr)
+        if distributed.first_to_fail():
+            print(_message(error), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except Exception:
+        if distributed.first_to_fail():
+            raise
+        return 1
 
 
 def _message(error: Exception) -> str:

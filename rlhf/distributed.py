@@ -103,6 +103,21 @@ def total(value: float) -> float:
     return sum(gather(value))
 
 
+def first_to_fail() -> bool:
+    """Whether no other process has asked this before: its error is the cause, those of the others may follow from it.
+
+    While the processes are not connected they all do the same, and the main one is meant to speak.
+    """
+    if not _active() or launched() == 1:
+        return is_main()
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._get_default_store().add("rlhf/failures", 1) == 1
+    except Exception:  # the process that keeps the store has left already, and so has spoken
+        return False
+
+
 def once(make: Callable[[], T]) -> T:
     """What ``make`` answers on the main process, on all; an error there is raised on all.
 

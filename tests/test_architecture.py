@@ -27,7 +27,7 @@ ALLOWED = {
     "rlhf.files": ["rlhf.errors"],
     "rlhf.interruption": [],
     "rlhf.distributed": [],
-    "rlhf.command": ["rlhf.errors", "rlhf.interruption"],
+    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.types"],
     "rlhf.progress": BASIC,

@@ -101,7 +101,9 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
         done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return
-    assert words[0] == "python", f"the docs run only python and make, not {line!r}"
+    if words[0] == "torchrun":
+        words = ["python", "-m", "torch.distributed.run", *words[1:]]
+    assert words[0] == "python", f"the docs run only python, torchrun and make, not {line!r}"
     shorter = shlex.split(next((SHORTER[name] for name in SHORTER if name in words), ""))
     if "rlhf.run" in words and "--print_config" not in words:
         words += shorter
