@@ -1,6 +1,7 @@
 """What all tests share: one thread, no cache, no network, and no GPU test without a GPU."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a job in the background: tests send it to themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # sums are cut the same on every machine
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode leaves the tests' own helpers (tiny_runs.py) unfound
 

@@ -53,6 +53,16 @@ class Plan:
 
 
 @contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """An error inside says which stage it is of, and stays what it is."""
+    try:
+        yield
+    except (UserError, Stopped) as error:
+        error.args = (f"stage {name}: {error}", *error.args[1:])
+        raise
+
+
+@contextmanager
 def leading() -> Iterator[None]:
     """Inside, the main process tells the others which stages to make; at the end it lets them go."""
     yield
@@ -73,11 +83,12 @@ def follow(experiment: Experiment) -> dict[str, dict[str, float]]:
     while (order := distributed.broadcast(None)) is not None:
         name, checkpoint = cast("tuple[str, Path | None]", order)
         context = experiment.context(name, console)
-        stage = build_stage(resolve(experiment.stages[name], experiment.folders()), context)
-        if checkpoint is not None:
-            stage.resume(checkpoint)
-        with context.stop.listening():
-            figures[name] = stage.fit()
+        with _telling(name):
+            stage = build_stage(resolve(experiment.stages[name], experiment.folders()), context)
+            if checkpoint is not None:
+                stage.resume(checkpoint)
+            with context.stop.listening():
+                figures[name] = stage.fit()
         if context.stop.signal is not None and name != list(experiment.stages)[-1]:
             raise context.stop.stopped(f"stage {name} is finished")
     return figures
@@ -266,7 +277,7 @@ class Run:
         experiment, start = self.experiment, time.perf_counter()
         directory, context = experiment.directory / name, experiment.context(name, self.console)
         stop = context.stop
-        try:
+        with _telling(name):
             # A former run's folder goes only when this one's models, data and checkpoint are there.
             distributed.broadcast((name, plan.checkpoint))
             stage = build_stage(resolve(experiment.stages[name], experiment.folders()), context)
@@ -280,9 +291,6 @@ class Run:
                 figures = stage.fit()
                 write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
                 self._keep(name, record["key"], replace=plan.fresh and plan.checkpoint is None)
-        except (UserError, Stopped) as error:  # say where; the error stays what it is
-            error.args = (f"stage {name}: {error}", *error.args[1:])
-            raise
         if stop.signal is not None and name != list(experiment.stages)[-1]:
             raise stop.stopped(f"stage {name} is finished")
         return figures
