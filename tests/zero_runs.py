@@ -23,9 +23,9 @@ from rlhf.loops.online import OnlineTrainer
 def make(kind: str, engine: Engine, **settings: Any) -> Any:
     """A stage's algorithm."""
     if kind == "sft":
-        return tiny_runs.sft(engine=engine, batch_size=5, **settings)
+        return tiny_runs.sft(engine=engine, batch_size=5, steps=12, **settings)
     if kind == "reward":
-        return tiny_runs.reward_modelling(engine=engine, batch_size=5, **settings)
+        return tiny_runs.reward_modelling(engine=engine, batch_size=5, steps=12, **settings)
     mixture = Mixture(data=tiny_runs.data("text", 12), batch_size=3, gradient_every=1)
     critic = OwnTrunk(optimizer=SGD(lr=0.1), warmup_iterations=1)
     return tiny_runs.ppo(engine=engine, mixture=mixture, averaging=EMA(decay=0.5), critic=critic, **settings)
