@@ -26,7 +26,7 @@ OURS = {
     "gradient_clipping": "max_grad_norm of the algorithm",
     "optimizer": "optimizer of the algorithm",
     "scheduler": "schedule of the algorithm",
-    "fp16.enabled": "precision",
+    "fp16": "precision",
     "bf16.enabled": "precision",
     "bfloat16": "precision",
     "zero_optimization.stage": "stage",
@@ -47,10 +47,10 @@ PLAIN = (
 
 def _sections() -> dict[str, Any]:
     """The sections that DeepSpeed describes by a schema."""
-    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    return {"zero_optimization": DeepSpeedZeroConfig, "fp16": DeepSpeedFP16Config, "bf16": DeepSpeedBF16Config}
+    return {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config}
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -108,7 +108,6 @@ def complete(settings: Zero, *, clip: float) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         **given,
         "zero_optimization": {"overlap_comm": False, **zero},
-        "fp16": {**given.get("fp16", {}), "enabled": settings.precision == "fp16"},
         "bf16": {**given.get("bf16", {}), "enabled": settings.precision == "bf16"},
     }
 

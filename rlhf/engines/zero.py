@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Selectable)
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def share(batch: M) -> M | None:
@@ -169,12 +169,10 @@ class ZeroEngine(LiveEngine):
             group["lr"] = peak * factor
         self.engine.step()
         norm = self.norm if self._plain else float(self.engine.get_global_grad_norm())
-        skipped = bool(getattr(self.engine.optimizer, "overflow", False))
-        if skipped and self.settings.precision != "fp16":
+        if getattr(self.engine.optimizer, "overflow", False):
             raise self._not_finite(f"the gradient's norm is {norm}", "the sum of all gradients")
         self.steps += 1
-        figures = {"grad_norm": cast(float, norm), "lr": self.peaks[0] * factor}
-        return figures | ({"skipped": float(skipped)} if self.settings.precision == "fp16" else {})
+        return {"grad_norm": cast(float, norm), "lr": self.peaks[0] * factor}
 
     # ------------------------------------------------------------------------------------------------ without gradients
 
@@ -270,8 +268,7 @@ class ZeroEngine(LiveEngine):
 
     def gradient(self) -> list[Tensor]:
         assert self.partition is not None
-        scale = float(getattr(self.engine.optimizer, "loss_scale", 1.0)) if self.settings.precision == "fp16" else 1.0
-        return [self.partition.gradient(number) / scale for number in range(len(self.partition.names))]
+        return [self.partition.gradient(number) for number in range(len(self.partition.names))]
 
     def inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         own = sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
@@ -296,15 +293,12 @@ class ZeroEngine(LiveEngine):
 
     def state_dict(self) -> dict[str, Any]:
         trained = {} if self.partition is None else self.whole(self.master())
-        state: dict[str, Any] = {
+        return {
             "model": model_state(self.model, trained, frozen=False),
             "frozen": self.frozen,
             "optimizer": None if self.partition is None else self.partition.optimizer_state(),
             "steps": self.steps,
         }
-        if self.partition is not None and self.settings.precision == "fp16":
-            state["loss_scale"] = self.engine.optimizer.loss_scaler
-        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -319,8 +313,6 @@ class ZeroEngine(LiveEngine):
             self.partition.master(number).copy_(fragment)
             self.partition.put(number, fragment.float())
         self.partition.load_optimizer_state(state["optimizer"])
-        if "loss_scale" in state and self.settings.precision == "fp16":
-            self.engine.optimizer.loss_scaler = state["loss_scale"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,23 +324,20 @@ class Zero(Engine):
 
     Args:
         stage: What is parted over processes, 0 to 3.
-        precision: In which the model computes; weights are kept and updated in fp32 in any case. bf16 needs no loss
-            scaling, fp16 has it, and skips steps whose gradient overflows.
+        precision: In which the model computes; weights are kept and updated in fp32 in any case.
         micro_batch_size: Rows a training pass of one process takes at once; null for up to 64. Changes speed and
             memory, never results.
         offload_optimizer: Keep optimiser states and fp32 weights in the CPU's memory, and step there.
         offload_parameters: Keep the weights of stage 3 in the CPU's memory between passes.
-        gradient_checkpointing: Keep no activations inside a block but compute them again in the backward pass.
         config: Further options of DeepSpeed's configuration, as its documentation names them. Those that the settings
             above decide are refused, and so are unknown ones.
     """
 
     stage: Literal[0, 1, 2, 3] = 2
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
     micro_batch_size: int | None = None
     offload_optimizer: bool = False
     offload_parameters: bool = False
-    gradient_checkpointing: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -45,6 +45,18 @@ def local(references: dict[tuple[str, int], dict[str, Any]], kind: str, steps: i
     return references[kind, steps]
 
 
+@pytest.mark.parametrize(
+    ("stage", "offload"),
+    [
+        (2, {"offload_optimizer": True}),
+        (3, {"offload_optimizer": True, "offload_parameters": True}),
+    ],
+)
+def test_offloaded_states_are_stepped_the_same(two_processes, references, stage, offload) -> None:
+    found = two_processes.run(zero_runs.train, "sft", zero(stage, **offload), 2, optimizer=SGD(lr=0.1))
+    agree(found[0], local(references, "sft", 2))
+
+
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_train_as_one_does(two_processes, references, kind, stage) -> None:
