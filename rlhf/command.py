@@ -66,7 +66,7 @@ def guarded(command: Callable[[], int]) -> int:
         if distributed.first_to_fail():
             print(_message(error), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    except Exception:
+    except Exception:  # nothing of one process alone; of several, what follows from the first one's error is not told
         if distributed.first_to_fail():
             raise
         return 1

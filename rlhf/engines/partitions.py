@@ -139,7 +139,7 @@ class Partition(ABC):
     def _flat(self, number: int) -> Tensor:
         """The flat tensor that the optimiser steps and a weight's fragment lies in."""
 
-    def _link(self) -> None:  # noqa: B027 - nothing to be done in most layouts
+    def _link(self) -> None:  # noqa: B027 (in most layouts there is nothing to do)
         """Called after optimiser states were made."""
 
     def _kinds(self) -> dict[str, bool]:

@@ -212,9 +212,8 @@ class ZeroEngine(LiveEngine):
         lm = cast("PolicyModel", self.model).lm
         shares = torch.arange(len(prompts)).tensor_split(distributed.world_size())
         own = shares[distributed.rank()].tolist()
-        rows = (
-            own if len(own) == len(shares[0]) else [*own, 0]
-        )  # processes must answer equally many: the last is dropped
+        # Processes must answer equally many: who has one fewer answers one more, which is dropped.
+        rows = own if len(own) == len(shares[0]) else [*own, 0]
         error, answered = None, None
         try:
             answered = sample(
