@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,41 @@ from rlhf.algorithms.averaging import EMA
 from rlhf.algorithms.critics import OwnTrunk
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.optimizers import SGD
-from rlhf.interfaces import Engine
+from rlhf.interfaces import Engine, LanguageModel
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
+from rlhf.models.lora import LoRA, attach
+from rlhf.models.policy import FromScratch
 
 
-def make(kind: str, engine: Engine, **settings: Any) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class Adapted(FromScratch):
+    """A new model under new adapters, which alone are trained."""
+
+    rank: int = 2
+
+    def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
+        built = super().build(corpus, seed=seed)
+        attach(built.module, LoRA(rank=self.rank), seed=seed, base=None)
+        return built
+
+
+def policy(trains: str) -> FromScratch:
+    """A tiny model of which all weights are trained, or adapters: ``full`` or ``lora``."""
+    plain = tiny_runs.policy()
+    return plain if trains == "full" else Adapted(config=plain.config, vocab_size=plain.vocab_size)
+
+
+def make(kind: str, engine: Engine, *, trains: str = "full", **settings: Any) -> Any:
     """A stage's algorithm."""
     if kind == "sft":
-        return tiny_runs.sft(engine=engine, batch_size=5, steps=12, **settings)
+        return tiny_runs.sft(policy=policy(trains), engine=engine, batch_size=5, steps=12, **settings)
     if kind == "reward":
-        return tiny_runs.reward_modelling(engine=engine, batch_size=5, steps=12, **settings)
+        return tiny_runs.reward_modelling(model=policy(trains), engine=engine, batch_size=5, steps=12, **settings)
     mixture = Mixture(data=tiny_runs.data("text", 12), batch_size=3, gradient_every=1)
     critic = OwnTrunk(optimizer=SGD(lr=0.1), warmup_iterations=1)
-    return tiny_runs.ppo(engine=engine, mixture=mixture, averaging=EMA(decay=0.5), critic=critic, **settings)
+    usual = {"policy": policy(trains), "mixture": mixture, "averaging": EMA(decay=0.5), "critic": critic}
+    return tiny_runs.ppo(engine=engine, **{**usual, **settings})
 
 
 def train(
@@ -74,9 +97,9 @@ def train(
         return found if distributed.is_main() else {}
 
 
-def average(engine: Engine, kind: str, decay: float, steps: int, **settings: Any) -> tuple[float, float]:
+def average(engine: Engine, decay: float, steps: int, *, trains: str = "full") -> tuple[float, float]:
     """How far an EMA is from the closed form of the master weights it was shown, and how far it has moved; per rank."""
-    algorithm = tiny_runs.sft(engine=engine, batch_size=4, optimizer=SGD(lr=0.1), **settings)
+    algorithm = tiny_runs.sft(policy=policy(trains), engine=engine, batch_size=4, optimizer=SGD(lr=0.1))
     with tempfile.TemporaryDirectory() as folder:
         trainer = OfflineTrainer(algorithm, dataclasses.replace(tiny_runs.context(Path(folder)), cache_dir=None))
         live = trainer.engine

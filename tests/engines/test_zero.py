@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ STAGES = (0, 1, 2, 3)
 EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
 """Weights are parted again after every use: a tiny model would stay gathered, and hide passes that do not match."""
 KINDS = ("sft", "reward", "ppo")
+TRAINS = ("full", "lora")
 
 
 def zero(stage: int, **settings: Any) -> Zero:
@@ -34,15 +36,9 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e
             assert torch.allclose(found[part][name].to(weight), weight, rtol=0, atol=tolerance), (part, name)
 
 
-@pytest.fixture(scope="module")
-def references() -> dict[tuple[str, int], dict[str, Any]]:
-    return {}
-
-
-def local(references: dict[tuple[str, int], dict[str, Any]], kind: str, steps: int) -> dict[str, Any]:
-    if (kind, steps) not in references:
-        references[kind, steps] = zero_runs.train(kind, Local(micro_batch_size=2), steps, optimizer=SGD(lr=0.1))
-    return references[kind, steps]
+@functools.cache
+def local(kind: str, steps: int, trains: str = "full") -> dict[str, Any]:
+    return zero_runs.train(kind, Local(micro_batch_size=2), steps, trains=trains, optimizer=SGD(lr=0.1))
 
 
 @pytest.mark.parametrize(
@@ -52,26 +48,29 @@ def local(references: dict[tuple[str, int], dict[str, Any]], kind: str, steps: i
         (3, {"offload_optimizer": True, "offload_parameters": True}),
     ],
 )
-def test_offloaded_states_are_stepped_the_same(two_processes, references, stage, offload) -> None:
+def test_offloaded_states_are_stepped_the_same(two_processes, stage, offload) -> None:
     found = two_processes.run(zero_runs.train, "sft", zero(stage, **offload), 2, optimizer=SGD(lr=0.1))
-    agree(found[0], local(references, "sft", 2))
+    agree(found[0], local("sft", 2))
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_train_as_one_does(two_processes, references, kind, stage) -> None:
-    found = two_processes.run(zero_runs.train, kind, zero(stage), 2, optimizer=SGD(lr=0.1))
-    agree(found[0], local(references, kind, 2))
+@pytest.mark.parametrize("trains", TRAINS)
+def test_two_processes_train_as_one_does(two_processes, trains, kind, stage) -> None:
+    found = two_processes.run(zero_runs.train, kind, zero(stage), 2, trains=trains, optimizer=SGD(lr=0.1))
+    agree(found[0], local(kind, 2, trains))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trains", TRAINS)
 @pytest.mark.parametrize("world", [1, 2])
-def test_ten_steps(request, references, kind, stage, world) -> None:
+def test_ten_steps(request, trains, kind, stage, world) -> None:
     processes = request.getfixturevalue("two_processes" if world == 2 else "one_process")
-    found = processes.run(zero_runs.train, kind, zero(stage, micro_batch_size=3 - world), 10, optimizer=SGD(lr=0.1))
-    agree(found[0], local(references, kind, 10))
+    engine = zero(stage, micro_batch_size=3 - world)
+    found = processes.run(zero_runs.train, kind, engine, 10, trains=trains, optimizer=SGD(lr=0.1))
+    agree(found[0], local(kind, 10, trains))
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -83,7 +82,7 @@ OTHERS = [pytest.param(*layout, marks=pytest.mark.slow) for layout in [(1, 1), (
 
 @pytest.mark.parametrize(("world", "stage"), [*LAYOUTS, *OTHERS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_goes_on_anywhere(request, references, kind, world, stage) -> None:
+def test_a_state_goes_on_anywhere(request, kind, world, stage) -> None:
     """Adam's state travels: from two processes at stage 3 to any other layout, and to ``Local``."""
     adam = {"optimizer": AdamW(lr=1e-3, eps=1e-4)}
     two, other = (request.getfixturevalue("two_processes" if w == 2 else "one_process") for w in (2, world))
@@ -102,17 +101,19 @@ def test_a_state_goes_on_anywhere(request, references, kind, world, stage) -> No
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("trains", TRAINS)
 @pytest.mark.parametrize("micro_batch_size", [4, 1])  # one pass a step, and several
-def test_an_average_is_the_closed_form_on_every_process(two_processes, stage, micro_batch_size) -> None:
-    for off, moved in two_processes.run(
-        zero_runs.average, zero(stage, micro_batch_size=micro_batch_size), "sft", 0.9, 3
-    ):
+def test_an_average_is_the_closed_form_on_every_process(two_processes, trains, stage, micro_batch_size) -> None:
+    engine = zero(stage, micro_batch_size=micro_batch_size)
+    for off, moved in two_processes.run(zero_runs.average, engine, 0.9, 3, trains=trains):
         assert off < 5e-7 and moved > 1e-4
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_average_of_half_precision_moves_as_that_of_the_fp32_masters(two_processes, stage) -> None:
+@pytest.mark.parametrize("trains", TRAINS)
+def test_an_average_of_half_precision_moves_as_that_of_the_fp32_masters(two_processes, trains, stage) -> None:
     """A step of 0.1 % is lost in bf16 weights, whose neighbours are 0.4 % apart."""
-    (off, moved), (_, other) = two_processes.run(zero_runs.average, zero(stage, precision="bf16"), "sft", 0.999, 3)
-    (_, exact) = zero_runs.average(Local(), "sft", 0.999, 3)
+    engine = zero(stage, precision="bf16")
+    (off, moved), (_, other) = two_processes.run(zero_runs.average, engine, 0.999, 3, trains=trains)
+    (_, exact) = zero_runs.average(Local(), 0.999, 3, trains=trains)
     assert off < 5e-7 and moved == other == pytest.approx(exact, rel=0.05)
