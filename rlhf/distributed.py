@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -21,6 +24,20 @@ TIMEOUT = timedelta(minutes=30)
 def launched() -> int:
     """How many processes a launcher (torchrun, deepspeed, Slurm with torch's variables) has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device() -> torch.device:
+    """What this process computes on: a GPU of its own where there are any, else the CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def backend() -> str:
+    """How tensors travel between processes, by where they lie."""
+    return "cpu:gloo,cuda:nccl" if device().type == "cuda" else "gloo"
 
 
 def _active() -> bool:
@@ -40,10 +57,9 @@ def start() -> None:
     import torch
     import torch.distributed as dist
 
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    if device().type == "cuda":
+        torch.cuda.set_device(device())
+    dist.init_process_group(backend(), timeout=TIMEOUT)
 
 
 def stop() -> None:

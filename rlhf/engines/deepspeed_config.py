@@ -120,10 +120,10 @@ def connect() -> None:
     distributed.start()
     if not dist.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(distributed.backend(), store=HashStore(), rank=0, world_size=1)
     # of torch's own renamed functions, which DeepSpeed still calls by their former names
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    os.environ.setdefault("DS_ACCELERATOR", distributed.device().type)
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlhf import distributed
 from rlhf.engines import deepspeed_config, frozen
+from rlhf.engines.devices import CPU, moved
 from rlhf.engines.diagnosis import TrainingPass, training_mode
 from rlhf.engines.inference.rollouts import join_rollouts
 from rlhf.engines.partitions import partition
@@ -68,8 +69,11 @@ class ZeroEngine(LiveEngine):
         self.substitutes: Sequence[Tensor] | None = None
         """Fragments that the model works with in the place of its own; see :meth:`substituted`."""
         self.types = {name: p.dtype for name, p in model.named_parameters()}
+        self.device = distributed.device()
         if optimizer is None:
             model.requires_grad_(False)
+        if settings.stage < 3:  # before equal frozen weights are shared, which are there to be on the device once
+            model.to(self.device)
         content = frozen.digests(model)
         self.frozen = frozen.fingerprint(content)
         if settings.stage < 3:
@@ -122,7 +126,7 @@ class ZeroEngine(LiveEngine):
                 if own is None:
                     self.engine.backward(self._nothing(whole, want, temperature), scale_wrt_gas=False)
                     continue
-                state = torch.get_rng_state()
+                own, state = moved(own, self.device), torch.get_rng_state()
                 sent = TrainingPass(own, loss_fn, denominators, tuple(want), temperature, dropout, state)
                 total, _, metrics = sent.loss(sent.outputs(self.engine))
                 if not math.isfinite(total.item()):
@@ -133,9 +137,9 @@ class ZeroEngine(LiveEngine):
 
     def _nothing(self, whole: Selectable, want: Sequence[str], temperature: float) -> Tensor:
         """A loss of exactly 0: processes must make the same number of passes, as weights are gathered in them."""
-        one = whole.select(torch.arange(whole.unit))
+        one = moved(whole.select(torch.arange(whole.unit)), self.device)
         outputs = self.engine(one.sequences, temperature=temperature, want=tuple(want), mask=one.mask)
-        return sum((value.sum() * 0.0 for value in _fields(outputs).values()), torch.zeros(()))
+        return sum((value.sum() * 0.0 for value in _fields(outputs).values()), torch.zeros((), device=self.device))
 
     def _of_all(self, tally: Tally, trouble: tuple[str, TrainingPass[Any]] | None) -> Tally:
         """The figures of all processes; an error on all where one has met a loss that is not finite."""
@@ -183,7 +187,7 @@ class ZeroEngine(LiveEngine):
     @torch.no_grad()
     def _forward(self, whole: Selectable, temperature: float, want: Sequence[str]) -> Outputs:
         own = share(whole)
-        batch = whole.select(torch.arange(whole.unit)) if own is None else own
+        batch = moved(whole.select(torch.arange(whole.unit)) if own is None else own, self.device)
         with training_mode(self.model, False):
             found = _fields(self.engine(batch.sequences, temperature=temperature, want=tuple(want), mask=batch.mask))
         parts = distributed.gather({} if own is None else {name: value.cpu() for name, value in found.items()})
@@ -230,7 +234,7 @@ class ZeroEngine(LiveEngine):
             )
         except NonFiniteError as raised:
             error = str(raised)
-        found = distributed.gather((answered, len(own), error))
+        found = distributed.gather((moved(answered, CPU), len(own), error))
         if errors := [text for *_, text in found if text is not None]:
             raise NonFiniteError(errors[0], {"step": self.steps, "first": "logits", "pass": None, "model": None})
         parts = [(cast(Rollout, part), count) for part, count, _ in found]
