@@ -86,15 +86,38 @@ def _check_key(key: str, known: list[str], section: str) -> None:
         raise UserError(f"config.{section}{key}: DeepSpeed has no such option{hint}")
 
 
-def complete(settings: Zero, *, clip: float) -> dict[str, Any]:
+def zero_option(settings: Zero, name: str) -> Any:
+    """An option of DeepSpeed's ``zero_optimization``, as given in the settings, or its default there."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    return getattr(DeepSpeedZeroConfig(**settings.config.get("zero_optimization", {})), name)
+
+
+def reduce_bucket_size(settings: Zero, trained: int) -> int:
+    """Elements of the buffer in which gradients go from process to process: no more than there are.
+
+    DeepSpeed's default is the same for every model, and is allocated whole: 2 GB in fp32, for each one that is trained.
+
+    Args:
+        settings: The engine's settings, which may say it.
+        trained: Elements of the trained weights.
+    """
+    wanted = zero_option(settings, "reduce_bucket_size")
+    given = "reduce_bucket_size" in settings.config.get("zero_optimization", {})
+    return wanted if given else min(wanted, max(trained, 1))
+
+
+def complete(settings: Zero, *, clip: float, trained: int) -> dict[str, Any]:
     """The whole configuration of one engine.
 
     Args:
         settings: The engine's settings.
         clip: Global norm that gradients are scaled down to; 0 leaves them.
+        trained: Elements of the trained weights.
     """
     given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.config.items()}
     zero: dict[str, Any] = {**given.pop("zero_optimization", {}), "stage": settings.stage}
+    zero["reduce_bucket_size"] = reduce_bucket_size(settings, trained)
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if settings.offload_parameters:
@@ -107,7 +130,11 @@ def complete(settings: Zero, *, clip: float) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         **given,
-        "zero_optimization": {"overlap_comm": False, **zero},
+        "zero_optimization": {
+            "overlap_comm": False,
+            "reduce_bucket_size": reduce_bucket_size(settings, trained),
+            **zero,
+        },
         "bf16": {**given.get("bf16", {}), "enabled": settings.precision == "bf16"},
     }
 
@@ -147,7 +174,8 @@ def initialize(settings: Zero, model: nn.Module, optimizer: torch.optim.Optimize
     connect()
     import deepspeed
 
-    config = complete(settings, clip=clip)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    config = complete(settings, clip=clip, trained=trained)
     if optimizer is None:
         return deepspeed.initialize(model=model, config=config)[0]
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

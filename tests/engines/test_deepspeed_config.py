@@ -46,8 +46,15 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
 
 def test_the_whole_configuration() -> None:
     settings = Zero(stage=3, precision="bf16", config={"zero_optimization": {"reduce_bucket_size": 10}})
-    found = complete(settings, clip=0.5)
+    found = complete(settings, clip=0.5, trained=7)
     assert found["zero_optimization"] == {"overlap_comm": False, "reduce_bucket_size": 10, "stage": 3}
     assert found["bf16"] == {"enabled": True}
     assert found["gradient_clipping"] == 0.5 and found["managed_gradient_accumulation"] is False
     assert "stage" not in settings.config["zero_optimization"]  # what was given stays as it was
+
+
+def test_the_buffer_of_gradients_is_no_larger_than_they_are() -> None:
+    assert complete(Zero(stage=2), clip=0.0, trained=7)["zero_optimization"]["reduce_bucket_size"] == 7
+    assert complete(Zero(stage=2), clip=0.0, trained=10**9)["zero_optimization"]["reduce_bucket_size"] == 5 * 10**8
+    chosen = Zero(stage=2, config={"zero_optimization": {"reduce_bucket_size": 9}})
+    assert complete(chosen, clip=0.0, trained=7)["zero_optimization"]["reduce_bucket_size"] == 9
