@@ -68,9 +68,7 @@ def make_model(lora: bool, *, width: int, layers: int) -> nn.Module:
         "num_attention_heads": 6,
     }
     with seeded(1):
-        lm = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model("llama", vocab_size=512, num_hidden_layers=layers, **sizes)
-        )
+        lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", vocab_size=512, **sizes))
     if lora:
         attach(lm, LoRA(rank=16), seed=1, base=None)
     return PolicyModel(lm)

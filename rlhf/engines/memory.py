@@ -59,7 +59,7 @@ class Bytes:
 
 
 KINDS = ("weights", "masters", "gradients", "optimizer", "average", "buffers")
-"""Of tensors: what the model computes with; the fp32 weights that are stepped, where they are others; gradients that are
+"""Of tensors: what the model computes with; the fp32 weights that are stepped, where they are others; the gradients
 accumulated; what the optimiser keeps for each weight; averages of the weights; DeepSpeed's own."""
 
 
