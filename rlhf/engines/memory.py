@@ -154,7 +154,7 @@ def _weights(sizes: Sizes, settings: Zero, world_size: int) -> Bytes:
     whole = width * sum(weight for weight in every if weight <= limit)  # besides the share: not worth a gathering
     share = width * sum(_ceil(weight, world_size) for weight in every)
     if not settings.offload_parameters:
-        return Bytes(whole + share)
+        return Bytes(share if world_size == 1 else whole + share)  # a share that is the whole is not copied
     stays = width * sum(_ceil(weight, world_size) for weight in sizes.frozen if weight <= limit)
     return Bytes(whole + stays, share - stays)
 

@@ -42,6 +42,7 @@ def test_stage_3_parts_each_weight_and_keeps_small_ones_whole_besides() -> None:
     parted = Zero(stage=3, config=NONE_WHOLE)
     assert numbers(state_bytes(SIZES, parted, 2)) == [60, 44, 44, 88, 44, 84]
     assert numbers(state_bytes(SIZES, Zero(stage=3), 2)) == [60 + 4 * 28, 44, 44, 88, 44, 84]
+    assert numbers(state_bytes(SIZES, Zero(stage=3), 1))[0] == 4 * 28  # a share that is the whole
     some = Zero(stage=3, config={"zero_optimization": {"stage3_param_persistence_threshold": 6}})
     assert numbers(state_bytes(SIZES, some, 2))[0] == 60 + 4 * (6 + 5)
 
