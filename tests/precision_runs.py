@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -33,6 +34,18 @@ HUGE = 1e30
 """A factor that a loss in fp32 stands and a gradient in fp16 does not."""
 
 
+class Infinite(torch.autograd.Function):
+    """The same numbers, with a gradient that is not finite."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient * math.inf
+
+
 class Explosion:
     """While ``on``, a loss is so large that its gradient overflows; the loss itself is finite.
 
@@ -40,17 +53,20 @@ class Explosion:
         algorithm: The class whose loss it is.
         method: Its name.
         rank: The only process where it happens; None for all.
+        infinite: Whether the gradient is infinite from the start, in any precision.
     """
 
-    def __init__(self, algorithm: type, method: str, rank: int | None = None) -> None:
-        self.on = False
+    def __init__(self, algorithm: type, method: str, rank: int | None = None, *, infinite: bool = False) -> None:
+        self.on, self.infinite = False, infinite
         self.here = rank is None or rank == distributed.rank()
         self.honest: Callable[..., Any] = getattr(algorithm, method)
         self.patch = mock.patch.object(algorithm, method, lambda *a, **k: self.loss(*a, **k))
 
     def loss(self, *arguments: Any, **settings: Any) -> Any:
         terms, tally = self.honest(*arguments, **settings)
-        if self.on and self.here:
+        if self.on and self.here and self.infinite:
+            terms = [dataclasses.replace(term, values=Infinite.apply(term.values)) for term in terms]
+        elif self.on and self.here:
             terms = [dataclasses.replace(term, coef=term.coef * HUGE) for term in terms]
         return terms, tally
 
@@ -116,9 +132,9 @@ def skipping(
         return {"lines": lines, "untouched": untouched, "state": copy.deepcopy(trainer.state_dict())}
 
 
-def end_of_scale(engine: Engine, kind: str = "sft") -> tuple[str, bool]:
-    """What is said where the first step's gradient is not finite and cannot be mended; and whether nothing moved."""
-    explosion = Explosion(SFT, "loss")
+def not_mended(engine: Engine) -> tuple[str, bool]:
+    """What is said where the first step's gradient is not finite and no scale mends it; and whether nothing moved."""
+    explosion = Explosion(SFT, "loss", infinite=True)
     with folder() as context, explosion.patch:
         trainer = OfflineTrainer(supervised(engine), context)
         before, explosion.on = content(trainer.engine), True

@@ -1,4 +1,4 @@
-"""fp16: the factor on the loss that keeps small gradients from vanishing, and what happens where large ones overflow."""
+"""fp16: the factor on the loss that keeps small gradients from vanishing, and what becomes of large ones."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def check_scores(rollout: Rollout, scores: Scores) -> None:
 
 
 def mean_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over optimiser steps, of those that have the figure; the largest for ``…_max`` and for what is counted on."""
+    """Mean over optimiser steps, of those that have the figure; the largest for ``…_max`` and for a count."""
     names = dict.fromkeys(name for step in steps for name in step if name not in ("step", "iteration"))
     means = {}
     for name in names:

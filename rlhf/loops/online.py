@@ -317,7 +317,7 @@ class OnlineTrainer:
     def _accumulate_values(
         self, learner: LiveEngine, batch: Batch, denominators: Mapping[str, float], tally: Tally
     ) -> None:
-        """The gradient of the critic alone: of its own model, or of the head on the policy's trunk while it warms up."""
+        """The gradient of the critic alone: its own model's, or the head's on the policy's trunk while it warms up."""
         parts, loss = batch.split(self.algorithm.engine.rows_at_once), self.algorithm.value_loss
         with contextlib.nullcontext() if self.critic is not None else _trunk_detached(self.policy):
             tally.merge(learner.accumulate(parts, loss, denominators, want=("values",)))

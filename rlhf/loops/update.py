@@ -19,8 +19,8 @@ def step_together(engines: Mapping[str, LiveEngine]) -> tuple[bool, dict[str, fl
         Whether it was made, and figures: ``grad_norm/<name>`` and ``lr/<name>`` of a step made, and where losses are
         scaled ``loss_scale/<name>`` and ``skipped_steps``, all that were skipped so far.
     """
-    made = not any([engine.overflowed() for engine in engines.values()])  # all are asked: processes answer together
-    figures = {}
+    overflowed = [engine.overflowed() for engine in engines.values()]  # all are asked, on every process
+    made, figures = not any(overflowed), {}
     for name, engine in engines.items():
         found = engine.step() if made else engine.skip()
         figures |= {f"{figure}/{name}": value for figure, value in found.items()}

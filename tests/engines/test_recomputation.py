@@ -19,7 +19,8 @@ from rlhf.engines.zero import Zero
 from rlhf.errors import UserError
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
-from rlhf.models.policy import FromScratch
+from rlhf.models.lora import LoRA
+from rlhf.models.policy import FromScratch, Pretrained
 
 EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
@@ -115,18 +116,19 @@ def test_dropout_stays_off_in_updates(tmp_path, family) -> None:
     assert found[0] == found[1]
 
 
-def adapted(on: bool, directory: Any) -> dict[str, Any]:
-    """Two supervised steps with a frozen embedding under a trained last block."""
-    settings = {"policy": dataclasses.replace(tiny_runs.policy(), trainable_layers=1)}
-    trainer = supervised(on, tiny_runs.context(directory), **settings)
-    for _ in range(2):
-        trainer.train_step(trainer.next_batch())
-    return trainer.engine.full_state()
-
-
-def test_frozen_blocks_below(tmp_path) -> None:
-    without, with_it = (adapted(on, tmp_path) for on in (False, True))
-    assert all(torch.equal(with_it[name], weight) for name, weight in without.items())
+@pytest.mark.parametrize("settings", [{"trainable_layers": 1}, {"lora": LoRA(rank=2)}])
+def test_inputs_of_blocks_need_no_gradient(tmp_path, settings) -> None:
+    """Embeddings are frozen here."""
+    start = supervised(False, tiny_runs.context(tmp_path / "base"), steps=1)
+    start.fit()
+    found = []
+    for on in (False, True):
+        model = Pretrained(path=str(tmp_path / "base" / "model"), **settings)
+        trainer = supervised(on, tiny_runs.context(tmp_path), policy=model)
+        for _ in range(2):
+            trainer.train_step(trainer.next_batch())
+        found.append(trainer.engine.full_state())
+    assert all(torch.equal(found[1][name], weight) for name, weight in found[0].items())
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling

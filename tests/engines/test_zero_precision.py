@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import precision_runs
 import pytest
+import torch
 import zero_runs
 
 from rlhf.algorithms.optimizers import SGD
@@ -53,7 +56,7 @@ def test_three_overflows_of_eight(processes, stage) -> None:  # case E9
     made, expected = found[0]["state"]["engine"], plain["state"]["engine"]
     assert made["steps"] == expected["steps"] == 5 and made["skipped"] == 3
     for name, weight in expected["model"].items():  # as if the three batches had not been; scales differ by powers of 2
-        assert precision_runs.torch.allclose(made["model"][name], weight, rtol=0, atol=1e-6), name
+        assert torch.allclose(made["model"][name], weight, rtol=0, atol=1e-6), name
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -95,7 +98,7 @@ def test_the_controller_counts_the_samples_of_steps_made(one_process) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_scale_at_its_end_is_told(processes, stage) -> None:  # case E9
-    for said, untouched in processes.run(precision_runs.end_of_scale, half(stage, initial_scale_power=0)):
+    for said, untouched in processes.run(precision_runs.not_mended, half(stage, initial_scale_power=0)):
         assert untouched
         assert "overflows in fp16 at the smallest loss scale, 1 (min_loss_scale)" in said
         assert "at optimiser step 1; no weight was changed" in said
@@ -105,8 +108,10 @@ def test_a_scale_at_its_end_is_told(processes, stage) -> None:  # case E9
 @pytest.mark.parametrize("stage", STAGES)
 def test_without_a_loss_scale_it_is_an_error(two_processes, stage, precision) -> None:
     engine = Zero(stage=stage, precision=precision, micro_batch_size=1)
-    for said, untouched in two_processes.run(precision_runs.end_of_scale, engine):
-        assert untouched and "the gradient's norm is inf at optimiser step 1; no weight was changed" in said
+    for said, untouched in two_processes.run(precision_runs.not_mended, engine):
+        assert untouched and re.search(
+            r"the gradient's norm is (inf|nan) at optimiser step 1; no weight was changed", said
+        )
 
 
 def test_a_stage_ends_after_its_batches(one_process) -> None:
@@ -131,14 +136,16 @@ def test_an_on_policy_stage_goes_on_after_skips(one_process) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("kind", ["sft", "ppo"])
-def test_training_is_that_of_full_precision(two_processes, stage, kind) -> None:
-    found = two_processes.run(zero_runs.train, kind, half(stage), 2, optimizer=SGD(lr=0.1))[0]
-    exact = zero_runs.train(kind, Local(micro_batch_size=2), 2, optimizer=SGD(lr=0.1))
-    norms = [[line[name] for line in run["lines"] for name in line if "norm" in name] for run in (found, exact)]
-    assert norms[0] == pytest.approx(norms[1], rel=0.02) and norms[0] != norms[1]
+@pytest.mark.parametrize(("kind", "tolerance"), [("sft", 0.02), ("ppo", 0.1)])
+def test_training_is_that_of_full_precision(two_processes, stage, kind, tolerance) -> None:
+    found = two_processes.run(zero_runs.train, kind, half(stage), 1, optimizer=SGD(lr=0.1))[0]
+    exact = zero_runs.train(kind, Local(micro_batch_size=2), 1, optimizer=SGD(lr=0.1))
+    norms = [
+        [line[name] for line in run["lines"] for name in sorted(line) if "norm/" in name] for run in (found, exact)
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=tolerance) and norms[0] != norms[1]
     for name, weight in exact["weights"].items():
-        assert precision_runs.torch.allclose(found["weights"][name], weight, rtol=0, atol=2e-3), name
+        assert torch.allclose(found["weights"][name], weight, rtol=0, atol=2e-3), name
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -159,7 +166,7 @@ def test_a_scale_that_grows_changes_no_step(one_process, stage) -> None:
     norms = [[line["grad_norm/policy"] for line in run["lines"]] for run in (growing, constant)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     for name, weight in constant["state"]["engine"]["model"].items():
-        assert precision_runs.torch.allclose(growing["state"]["engine"]["model"][name], weight, rtol=0, atol=1e-6)
+        assert torch.allclose(growing["state"]["engine"]["model"][name], weight, rtol=0, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
@@ -175,7 +182,9 @@ def test_the_scale_goes_on_from_a_checkpoint(two_processes, one_process, stage) 
     assert precision_runs.same(again["state"]["engine"], whole["state"]["engine"])  # to the last bit, scale included
     assert again["lines"][-1]["skipped_steps"] == 3
     for other in (0, 3):
-        elsewhere = one_process.run(precision_runs.skipping, half(other, loss_scale_window=3), (), 3, start=saved)[0]
+        elsewhere = one_process.run(
+            precision_runs.skipping, dataclasses.replace(engine, stage=other), (), 3, start=saved
+        )[0]
         assert elsewhere["state"]["engine"]["loss_scale"] == whole["state"]["engine"]["loss_scale"]
     for fresh in (Zero(micro_batch_size=1), half(2)):  # into full precision and back: the scale begins anew
         saved = one_process.run(precision_runs.skipping, fresh, (), 1, start=saved)[0]["state"]
