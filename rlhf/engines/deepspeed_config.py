@@ -144,7 +144,7 @@ def _allow_half() -> None:
     """DeepSpeed wants a CPU that is fast in fp16; torch computes in it on any."""
     from deepspeed.accelerator import get_accelerator
 
-    accelerator = get_accelerator()
+    accelerator: Any = get_accelerator()
     if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported():
         accelerator.is_fp16_supported = lambda: True
 

@@ -26,7 +26,7 @@ class LossScale:
     """
 
     def __init__(self, engine: Any) -> None:
-        from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler, LossScaler
+        from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler, LossScalerBase
 
         self.engine = engine
         self.scaler: Any = CreateLossScaler(
@@ -35,7 +35,7 @@ class LossScale:
         if self._replicated:
             self.zero.loss_scale_config.dynamic_loss_scale = False
         else:
-            self.zero.loss_scaler = LossScaler(self.value)
+            self.zero.loss_scaler = LossScalerBase(self.value)
         self.zero.loss_scale = self.value
 
     @property

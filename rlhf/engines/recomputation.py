@@ -24,7 +24,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     unable = [type(m).__name__ for m in model.modules() if getattr(m, "supports_gradient_checkpointing", True) is False]
-    found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    found: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if unable or not found:
         inner = [type(module).__name__ for module in model.modules() if isinstance(module, PreTrainedModel)]
         raise UserError(

@@ -144,7 +144,7 @@ def test_rollouts_are_the_same_and_leave_everything_as_it_was(tmp_path, monkeypa
         lm: Any = model.lm
         calls = Calls(model)
         before = (lm.config.use_cache, [module.training for module in model.modules()])
-        greedy = Sampling(temperature=0.0, max_new_tokens=8)
+        greedy = Sampling(greedy=True, max_new_tokens=8)
         found.append(trainer.sample(trainer.next_prompts(), seed=1, sampling=greedy))
         assert calls.since() <= 8  # a forward pass for each token, with a cache
         with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="broken"):
@@ -161,7 +161,7 @@ def fail(*_: Any, **__: Any) -> None:
 
 def test_blocks_have_their_own_forward_back_after_an_error() -> None:
     block = nn.Linear(1, 1)
-    block.forward = own = lambda x: x  # as of somebody who has put another in its place
+    block.forward = own = lambda input: input  # as of somebody who has put another in its place
     other = nn.Linear(1, 1)
     with pytest.raises(RuntimeError), recomputed([block, other]):
         raise RuntimeError
@@ -181,8 +181,10 @@ def test_a_model_that_cannot_is_refused_before_training(tmp_path) -> None:
     Local(gradient_checkpointing=True).build(model)  # what is frozen has no backward pass
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("kind", ["sft", "ppo"])
+SLOW = [pytest.param(kind, stage, marks=pytest.mark.slow) for kind in ("sft", "ppo") for stage in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("sft", 3), ("ppo", 3), *SLOW])
 def test_zero_runs_blocks_again(two_processes, kind, stage) -> None:
     config = {"zero_optimization": EAGER} if stage == 3 else {}
     plain = Zero(stage=stage, micro_batch_size=1, config=config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import precision_runs
@@ -19,6 +20,12 @@ STAGES = (0, 1, 2, 3)
 EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
 
 
+def cases(quick: Collection[tuple[Any, int]], firsts: Sequence[Any]) -> list[Any]:
+    """Every stage with each of the first values; slow but for some."""
+    every = [(first, stage) for first in firsts for stage in STAGES]
+    return [pytest.param(*case, marks=[] if case in quick else pytest.mark.slow) for case in every]
+
+
 def half(stage: int, **scale: Any) -> Zero:
     """An fp16 engine.
 
@@ -32,16 +39,12 @@ def half(stage: int, **scale: Any) -> Zero:
     return Zero(stage=stage, precision="fp16", micro_batch_size=1, config=config)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["one_process", "two_processes"])
-def processes(request) -> Any:
-    return request.getfixturevalue(request.param)
-
-
 # ----------------------------------------------------------------------------------------------------- skipped steps
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_three_overflows_of_eight(processes, stage) -> None:  # case E9
+@pytest.mark.parametrize(("world", "stage"), cases({(1, 0), (2, 2), (2, 3)}, (1, 2)))
+def test_three_overflows_of_eight(request, world, stage) -> None:  # case E9
+    processes = request.getfixturevalue("one_process" if world == 1 else "two_processes")
     found = processes.run(precision_runs.skipping, half(stage), {1, 2, 3}, 8)
     plain = processes.run(precision_runs.skipping, half(stage), (), 5, passed=3)[0]
     for rank in found:
@@ -67,10 +70,9 @@ def test_an_overflow_on_one_process_is_one_on_all(two_processes, stage) -> None:
         assert rank["state"]["engine"]["steps"] == 2 and rank["state"]["engine"]["skipped"] == 1
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize(("who", "other"), [("loss", "value"), ("value_loss", "policy")])
-def test_policy_and_critic_skip_together(two_processes, stage, who, other) -> None:  # case E9
-    own = "policy" if other == "value" else "value"
+@pytest.mark.parametrize(("who", "stage"), cases({("loss", 2)}, ("loss", "value_loss")))
+def test_policy_and_critic_skip_together(two_processes, who, stage) -> None:  # case E9
+    own, other = ("policy", "value") if who == "loss" else ("value", "policy")
     for steps in two_processes.run(precision_runs.joint, half(stage), who, {2, 5, 6}, 3):
         assert [step["counts"] for step in steps] == [
             [(1, 0)] * 2, [(1, 1)] * 2, [(2, 1)] * 2, [(3, 1)] * 2, [(3, 2)] * 2, [(3, 3)] * 2,
@@ -97,8 +99,8 @@ def test_the_controller_counts_the_samples_of_steps_made(one_process) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_scale_at_its_end_is_told(processes, stage) -> None:  # case E9
-    for said, untouched in processes.run(precision_runs.not_mended, half(stage, initial_scale_power=0)):
+def test_a_scale_at_its_end_is_told(two_processes, stage) -> None:  # case E9
+    for said, untouched in two_processes.run(precision_runs.not_mended, half(stage, initial_scale_power=0)):
         assert untouched
         assert "overflows in fp16 at the smallest loss scale, 1 (min_loss_scale)" in said
         assert "at optimiser step 1; no weight was changed" in said
@@ -133,6 +135,16 @@ def test_an_on_policy_stage_goes_on_after_skips(one_process) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- made steps
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_offloaded_states_are_skipped_too(two_processes, stage) -> None:
+    engine = dataclasses.replace(half(stage), offload_optimizer=True)
+    found = two_processes.run(precision_runs.skipping, engine, {2}, 3)[0]
+    resident = two_processes.run(precision_runs.skipping, half(stage), {2}, 3)[0]
+    assert found["untouched"] == [False, True, False]
+    for name, weight in resident["state"]["engine"]["model"].items():
+        assert torch.allclose(found["state"]["engine"]["model"][name], weight, rtol=0, atol=1e-6), name
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -172,7 +184,7 @@ def test_a_scale_that_grows_changes_no_step(one_process, stage) -> None:
 # ------------------------------------------------------------------------------------------------------ checkpoints
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)), 3])
 def test_the_scale_goes_on_from_a_checkpoint(two_processes, one_process, stage) -> None:
     engine = half(stage, hysteresis=2, loss_scale_window=3)
     whole = two_processes.run(precision_runs.skipping, engine, {1, 2, 3}, 7)[0]
