@@ -344,6 +344,8 @@ class LiveEngine(ABC):
     model: nn.Module
     steps: int
     """Optimiser steps made."""
+    skipped: int = 0
+    """Optimiser steps that were not made because a gradient had overflowed."""
 
     @abstractmethod
     def accumulate(
@@ -375,8 +377,34 @@ class LiveEngine(ABC):
         """One optimiser step: clips the gradient, moves the weights, zeroes the gradient, advances the schedule.
 
         Returns:
-            ``grad_norm`` (global, before clipping) and ``lr`` of the step made.
+            ``grad_norm`` (global, before clipping) and ``lr`` of the step made, and ``loss_scale`` where losses are
+            scaled. Where the gradient has overflowed, what :meth:`skip` answers.
+
+        Raises:
+            NonFiniteError: the gradient is not finite and no loss scale is to blame; no weight was changed.
         """
+
+    def overflowed(self) -> bool:
+        """Whether the accumulated gradient has overflowed at its loss scale, on any process; every process has to ask.
+
+        Asked after the last :meth:`accumulate` of a step, by who makes steps of several models jointly; never so where
+        losses are not scaled.
+        """
+        return False
+
+    def skip(self) -> dict[str, float]:
+        """Drops what was accumulated, after :meth:`overflowed` of this or of another model of the same step.
+
+        Weights, optimiser and schedule stay as they are, ``steps`` too, and ``skipped`` counts one more. Where this
+        model's own gradient has overflowed, its loss scale falls.
+
+        Returns:
+            ``loss_scale`` of the step that was not made.
+
+        Raises:
+            NonFiniteError: the scale cannot fall any further.
+        """
+        raise NotImplementedError(f"{type(self).__name__} scales no loss, and so skips no step")
 
     @abstractmethod
     def evaluate(self, batches: Iterable[M], *, temperature: float = 1.0, want: Sequence[str]) -> Iterator[Outputs]:

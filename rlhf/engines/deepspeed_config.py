@@ -26,7 +26,8 @@ OURS = {
     "gradient_clipping": "max_grad_norm of the algorithm",
     "optimizer": "optimizer of the algorithm",
     "scheduler": "schedule of the algorithm",
-    "fp16": "precision",
+    "fp16.enabled": "precision",
+    "fp16.fp16_master_weights_and_grads": "nothing: weights are kept in fp32",
     "bf16.enabled": "precision",
     "bfloat16": "precision",
     "zero_optimization.stage": "stage",
@@ -47,10 +48,10 @@ PLAIN = (
 
 def _sections() -> dict[str, Any]:
     """The sections that DeepSpeed describes by a schema."""
-    from deepspeed.runtime.precision_config import DeepSpeedBF16Config
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    return {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config}
+    return {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -71,8 +72,11 @@ def check(config: Mapping[str, Any]) -> None:
             known = [*fields, *(field.alias for field in fields.values() if field.alias)]
             for inner in value:
                 _check_key(inner, known, f"{key}.")
+            on = {"enabled": True} if "enabled" in fields else {}  # else DeepSpeed looks at no range
             try:
-                sections[key](**value)
+                sections[key](**value, **on)
+                if key == "fp16" and value.get("hysteresis", 1) < 1:
+                    raise ValueError(f"hysteresis is {value['hysteresis']}; must be at least 1")
             except ValueError as error:
                 raise UserError(f"config.{key}: {' '.join(str(error).split())[:300]}") from None
 
@@ -136,6 +140,7 @@ def complete(settings: Zero, *, clip: float, trained: int) -> dict[str, Any]:
             **zero,
         },
         "bf16": {**given.get("bf16", {}), "enabled": settings.precision == "bf16"},
+        "fp16": {**given.get("fp16", {}), "enabled": settings.precision == "fp16"},
     }
 
 
@@ -162,6 +167,15 @@ def connect() -> None:
     deepspeed.init_distributed(dist.get_backend(), dist_init_required=False)
 
 
+def _allow_half() -> None:
+    """DeepSpeed wants a CPU that is fast in fp16; torch computes in it on any."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator: Any = get_accelerator()
+    if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported():
+        accelerator.is_fp16_supported = lambda: True
+
+
 def initialize(settings: Zero, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, clip: float) -> Any:
     """Puts a model in DeepSpeed's hands.
 
@@ -176,6 +190,8 @@ def initialize(settings: Zero, model: nn.Module, optimizer: torch.optim.Optimize
 
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     config = complete(settings, clip=clip, trained=trained)
+    if settings.precision == "fp16":
+        _allow_half()
     if optimizer is None:
         return deepspeed.initialize(model=model, config=config)[0]
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from rlhf.engines import frozen
+from rlhf.engines import frozen, recomputation
 from rlhf.engines.diagnosis import SamplingPass, TrainingPass, training_mode
 from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
@@ -56,6 +56,7 @@ class LocalEngine(LiveEngine):
         self.frozen = frozen.fingerprint(content)
         if optimizer is None:
             return
+        self.blocks = recomputation.blocks(model) if settings.gradient_checkpointing else []
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         for name, parameter in named:
             if parameter.dtype not in (torch.float32, torch.float64):
@@ -79,7 +80,7 @@ class LocalEngine(LiveEngine):
         dropout: bool = False,
     ) -> Tally:
         tally = Tally()
-        with training_mode(self.model, dropout):
+        with training_mode(self.model, dropout), recomputation.recomputed(self.blocks):
             for batch in micro_batches:
                 sent = TrainingPass(
                     batch, loss_fn, denominators, tuple(want), temperature, dropout, torch.get_rng_state()
@@ -220,9 +221,12 @@ class Local(Engine):
     Args:
         micro_batch_size: Rows a training pass takes at once; null for up to 64. Changes speed and memory, never
             results.
+        gradient_checkpointing: Keep only the inputs of a model's blocks for the backward pass, which runs the blocks
+            again: less memory, about a third more time, the same results.
     """
 
     micro_batch_size: int | None = None
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:

@@ -7,7 +7,6 @@ what comes back is that of the whole batch, the same on all. So nothing outside 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from rlhf import distributed
-from rlhf.engines import deepspeed_config, frozen
+from rlhf.engines import deepspeed_config, frozen, recomputation
 from rlhf.engines.devices import CPU, moved
 from rlhf.engines.diagnosis import TrainingPass, training_mode
 from rlhf.engines.inference.rollouts import join_rollouts
+from rlhf.engines.loss_scale import LossScale
 from rlhf.engines.partitions import partition
+from rlhf.engines.shares import fields, join_outputs, share
 from rlhf.engines.weights import model_state
 from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
@@ -35,20 +36,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Selectable)
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def share(batch: M) -> M | None:
-    """This process's rows of a batch; None where there are fewer rows than processes and none is left for this one."""
-    units = torch.arange(len(batch) // batch.unit).tensor_split(distributed.world_size())[distributed.rank()]
-    if not len(units):
-        return None
-    return batch.select(torch.arange(int(units[0]) * batch.unit, (int(units[-1]) + 1) * batch.unit))
-
-
-def _fields(outputs: Outputs) -> dict[str, Tensor]:
-    found = {item.name: getattr(outputs, item.name) for item in dataclasses.fields(outputs)}
-    return {name: value for name, value in found.items() if value is not None}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ZeroEngine(LiveEngine):
@@ -78,10 +66,11 @@ class ZeroEngine(LiveEngine):
         self.frozen = frozen.fingerprint(content)
         if settings.stage < 3:
             frozen.share(model, content)
-        self.partition = None
+        self.partition, self.scale = None, None
         if optimizer is None:
             self._freeze()
             return
+        self.blocks = recomputation.blocks(model) if settings.gradient_checkpointing else []
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         inner = optimizer.build(named)
         self.peaks = [group["lr"] for group in inner.param_groups]
@@ -93,6 +82,10 @@ class ZeroEngine(LiveEngine):
         if settings.stage in (1, 2):
             self.engine.optimizer.check_grad_overflow = True  # DeepSpeed looks in half precision only
         self.partition = partition(self.engine, dict(named))
+        if settings.precision == "fp16":
+            self.scale = LossScale(self.engine)
+        self.overflow: bool | None = None
+        """Whether what was accumulated has overflowed; None until somebody asks."""
 
     @property
     def _plain(self) -> bool:
@@ -119,8 +112,8 @@ class ZeroEngine(LiveEngine):
     ) -> Tally:
         tally, trouble = Tally(), None
         # DeepSpeed takes the mean over processes; the denominators are global already.
-        world = distributed.world_size()
-        with training_mode(self.model, dropout):
+        world, self.overflow = distributed.world_size(), None
+        with training_mode(self.model, dropout), recomputation.recomputed(self.blocks):
             for whole in micro_batches:
                 own = share(whole)
                 if own is None:
@@ -132,14 +125,15 @@ class ZeroEngine(LiveEngine):
                 if not math.isfinite(total.item()):
                     trouble = trouble or (f"the loss is {total.item()}", sent)
                 tally.merge(metrics)
-                self.engine.backward(total * world, scale_wrt_gas=False)
+                total = total * world
+                self.engine.backward(total if self.scale is None else self.scale.scaled(total), scale_wrt_gas=False)
         return self._of_all(tally, trouble)
 
     def _nothing(self, whole: Selectable, want: Sequence[str], temperature: float) -> Tensor:
         """A loss of exactly 0: processes must make the same number of passes, as weights are gathered in them."""
         one = moved(whole.select(torch.arange(whole.unit)), self.device)
         outputs = self.engine(one.sequences, temperature=temperature, want=tuple(want), mask=one.mask)
-        return sum((value.sum() * 0.0 for value in _fields(outputs).values()), torch.zeros((), device=self.device))
+        return sum((value.sum() * 0.0 for value in fields(outputs).values()), torch.zeros((), device=self.device))
 
     def _of_all(self, tally: Tally, trouble: tuple[str, TrainingPass[Any]] | None) -> Tally:
         """The figures of all processes; an error on all where one has met a loss that is not finite."""
@@ -166,17 +160,43 @@ class ZeroEngine(LiveEngine):
         if not math.isfinite(self.norm):
             raise self._not_finite(f"the gradient's norm is {self.norm}", "the sum of all gradients")
 
+    def overflowed(self) -> bool:
+        if self.scale is None:
+            return False
+        if self.overflow is None:
+            self.overflow = self.scale.overflowed()
+        return self.overflow
+
+    def skip(self) -> dict[str, float]:
+        assert self.scale is not None, "without a loss scale a gradient that is not finite is an error"
+        own, value = self.overflowed(), self.scale.value
+        if own and self.scale.exhausted:
+            raise self._not_finite(
+                f"the gradient overflows in fp16 at the smallest loss scale, {value:g} (min_loss_scale)",
+                "the sum of all gradients, scaled",
+            )
+        self.scale.skip(own)
+        self.skipped, self.overflow = self.skipped + 1, None
+        return {"loss_scale": value}
+
     def step(self) -> dict[str, float]:
         assert self.partition is not None, "a frozen model makes no steps"
+        if self.overflowed():
+            return self.skip()
         factor = 1.0 if self.schedule is None else self.schedule.factor(self.steps, self.total_steps)
         for group, peak in zip(self.partition.inner.param_groups, self.peaks, strict=True):
             group["lr"] = peak * factor
-        self.engine.step()
-        norm = self.norm if self._plain else float(self.engine.get_global_grad_norm())
+        figures = {"lr": self.peaks[0] * factor}
+        if self.scale is None:
+            self.engine.step()
+            norm = self.norm if self._plain else float(self.engine.get_global_grad_norm())
+        else:
+            figures["loss_scale"], self.overflow = self.scale.value, None
+            norm = self.scale.step()
         if getattr(self.engine.optimizer, "overflow", False):
             raise self._not_finite(f"the gradient's norm is {norm}", "the sum of all gradients")
         self.steps += 1
-        return {"grad_norm": cast(float, norm), "lr": self.peaks[0] * factor}
+        return {"grad_norm": cast(float, norm), **figures}
 
     # ------------------------------------------------------------------------------------------------ without gradients
 
@@ -189,15 +209,9 @@ class ZeroEngine(LiveEngine):
         own = share(whole)
         batch = moved(whole.select(torch.arange(whole.unit)) if own is None else own, self.device)
         with training_mode(self.model, False):
-            found = _fields(self.engine(batch.sequences, temperature=temperature, want=tuple(want), mask=batch.mask))
+            found = fields(self.engine(batch.sequences, temperature=temperature, want=tuple(want), mask=batch.mask))
         parts = distributed.gather({} if own is None else {name: value.cpu() for name, value in found.items()})
-        width, joined = whole.sequences.response_width, {}
-        for name in found:
-            values = [part[name] for part in parts if name in part]
-            if values[0].ndim == 2:
-                values = [nn.functional.pad(value, (0, width - value.shape[1])) for value in values]
-            joined[name] = torch.cat(values).to(whole.mask.device)
-        return Outputs(**joined)
+        return join_outputs(whole, list(found), parts)
 
     def generate(
         self,
@@ -271,7 +285,8 @@ class ZeroEngine(LiveEngine):
 
     def gradient(self) -> list[Tensor]:
         assert self.partition is not None
-        return [self.partition.gradient(number) for number in range(len(self.partition.names))]
+        found = [self.partition.gradient(number) for number in range(len(self.partition.names))]
+        return found if self.scale is None else [fragment / self.scale.value for fragment in found]
 
     def inner(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         own = sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
@@ -301,12 +316,16 @@ class ZeroEngine(LiveEngine):
             "frozen": self.frozen,
             "optimizer": None if self.partition is None else self.partition.optimizer_state(),
             "steps": self.steps,
+            "skipped": self.skipped,
+            "loss_scale": {} if self.scale is None else self.scale.state_dict(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         frozen.check(self.model, self.frozen, state["frozen"])
-        self.steps = state["steps"]
+        self.steps, self.skipped = state["steps"], state.get("skipped", 0)
+        if self.scale is not None:
+            self.scale.load_state_dict(state.get("loss_scale", {}))  # none where no loss was scaled
         for name, buffer in self.model.named_buffers():
             if name in state["model"]:
                 buffer.copy_(state["model"][name])
@@ -327,9 +346,12 @@ class Zero(Engine):
 
     Args:
         stage: What is parted over processes, 0 to 3.
-        precision: In which the model computes; weights are kept and updated in fp32 in any case.
+        precision: In which the model computes; weights are kept and updated in fp32 in any case. With fp16 the loss is
+            scaled, and a step whose gradient overflows is skipped and counted; its options are ``config: {fp16: …}``.
         micro_batch_size: Rows a training pass of one process takes at once; null for up to 64. Changes speed and
             memory, never results.
+        gradient_checkpointing: Keep only the inputs of a model's blocks for the backward pass, which runs the blocks
+            again: less memory, about a third more time, the same results.
         offload_optimizer: Keep optimiser states and fp32 weights in the CPU's memory, and step there.
         offload_parameters: Keep the weights of stage 3 in the CPU's memory between passes.
         config: Further options of DeepSpeed's configuration, as its documentation names them. Those that the settings
@@ -337,8 +359,9 @@ class Zero(Engine):
     """
 
     stage: Literal[0, 1, 2, 3] = 2
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     micro_batch_size: int | None = None
+    gradient_checkpointing: bool = False
     offload_optimizer: bool = False
     offload_parameters: bool = False
     config: dict[str, Any] = field(default_factory=dict)

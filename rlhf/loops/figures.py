@@ -58,12 +58,13 @@ def check_scores(rollout: Rollout, scores: Scores) -> None:
 
 
 def mean_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over optimiser steps, of those that have the figure; the largest for ``…_max``."""
+    """Mean over optimiser steps, of those that have the figure; the largest for ``…_max`` and for a count."""
     names = dict.fromkeys(name for step in steps for name in step if name not in ("step", "iteration"))
     means = {}
     for name in names:
         values = [step[name] for step in steps if name in step]
-        means[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+        largest = name.endswith("_max") or name == "skipped_steps"
+        means[name] = max(values) if largest else sum(values) / len(values)
     return means
 
 

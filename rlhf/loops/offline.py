@@ -22,6 +22,7 @@ from rlhf.loops.context import StageContext
 from rlhf.loops.data_file import write_summary
 from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.sources import by_source
+from rlhf.loops.update import skipped, step_together
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.storage import save_usage
 from rlhf.models.tokenizer import pad_id
@@ -62,6 +63,8 @@ class OfflineTrainer(Generic[M]):
             total_steps=self.total_steps,
             max_grad_norm=algorithm.max_grad_norm,
         )
+        self.taken = 0
+        """Batches learned from, those of skipped steps included: a stage ends after ``total_steps`` of them."""
         self.heldout = self._heldout_batches()
         self.checkpoints = context.checkpoints()
         self.resumed: Loaded | None = None
@@ -105,14 +108,14 @@ class OfflineTrainer(Generic[M]):
             want=settings.want,
             dropout=True,
         )
-        step = self.engine.step()
+        step = step_together({"policy": self.engine})[1]
+        self.taken += 1
         seconds = time.perf_counter() - start
         tokens = float(batch.sequences.attention_mask.sum())
         return {
             "step": self.engine.steps,
             **tally.compute(),
-            "grad_norm/policy": step["grad_norm"],
-            "lr/policy": step["lr"],
+            **step,
             "time/train": seconds,
             "throughput/train_tokens_per_s": tokens / seconds,
             "throughput/samples_per_s": len(batch) / batch.unit / seconds,
@@ -136,6 +139,7 @@ class OfflineTrainer(Generic[M]):
             "engine": self.engine.state_dict(),
             "stream": self.stream.state_dict(),
             "draws_left": self.draws_left,
+            "taken": self.taken,
             "rng": rng_state(),
         }
 
@@ -143,7 +147,7 @@ class OfflineTrainer(Generic[M]):
         """Continues from a checkpoint's state."""
         self.engine.load_state_dict(state["engine"])
         self.stream.load_state_dict(state["stream"])
-        self.draws_left = state["draws_left"]
+        self.draws_left, self.taken = state["draws_left"], state["taken"]
         if "rng" in state:
             restore_rng(state["rng"])
 
@@ -180,34 +184,36 @@ class OfflineTrainer(Generic[M]):
             if found is not None:
                 for note in (*found.notes, f"continues from step {self.engine.steps}"):
                     progress.say(f"{self.context.name}: {note}")
-            while self.engine.steps < self.total_steps:
+            while self.taken < self.total_steps:
                 figures = self.train_step(self.next_batch())
                 figures |= {"data/rows_dropped": self.data.rows_dropped, "memory/peak_gb": peak_memory_gb()}
                 metrics.write(figures)
                 last |= figures
-                evaluated = self._due(self.algorithm.eval_every) or self.engine.steps == self.total_steps
+                evaluated = self._due(self.algorithm.eval_every) or self.taken == self.total_steps
                 if evaluated:
                     last |= self._write_evaluation(metrics)
-                progress.update(self.engine.steps, brief(last, SHOWN), line=evaluated)
+                progress.update(self.taken, brief(last, SHOWN), line=evaluated)
                 self._save_if_due(metrics)
             conclusion = self.algorithm.conclude(self.engine, self.heldout)
             if conclusion:
                 metrics.write({"step": self.engine.steps, **conclusion})
             self.save()
+            for note in skipped(last):
+                progress.say(f"{self.context.name}: {note}")
         return last
 
     def _progress(self) -> StageProgress:
         name, console = self.context.name, self.context.console
-        return StageProgress(name, self.total_steps, done=self.engine.steps, console=console)
+        return StageProgress(name, self.total_steps, done=self.taken, console=console)
 
     def _due(self, every: int) -> bool:
-        return every > 0 and self.engine.steps % every == 0 and self.engine.steps < self.total_steps
+        return every > 0 and self.taken % every == 0 and self.taken < self.total_steps
 
     def _save_if_due(self, metrics: MetricsFile) -> None:
         """A checkpoint where the settings ask for one, or somebody asks to stop; then the stage ends here."""
         self.checkpoints.poll()
         stop = self.context.stop
-        stopping = stop.wanted(distributed.total) and self.engine.steps < self.total_steps
+        stopping = stop.wanted(distributed.total) and self.taken < self.total_steps
         if stopping or self._due(self.algorithm.save_every):
             shared = {**self.state_dict(), "metrics": metrics.position()}
             own = {"rng": shared.pop("rng")}

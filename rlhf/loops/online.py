@@ -27,7 +27,7 @@ from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_o
 from rlhf.loops.replay import open_replay
 from rlhf.loops.sources import mean_by_source
 from rlhf.loops.streams import mixture_stream, next_prompts, next_texts, prompt_stream
-from rlhf.loops.update import Update
+from rlhf.loops.update import Update, step_together
 from rlhf.models.modules import PolicyModel, ValueModel
 from rlhf.models.tokenizer import pad_id
 from rlhf.types import (
@@ -267,9 +267,9 @@ class OnlineTrainer:
         for rows in itertools.islice(self._mini_batches(len(batch)), len(update.steps), None):
             if limit is not None and update.steps and update.steps[-1].get("policy/approx_kl", 0.0) > limit:
                 break
-            start, part = time.perf_counter(), batch.select(rows)
+            start, part, before = time.perf_counter(), batch.select(rows), self.steps
             figures = self._optimiser_step(part)
-            update.add(figures, part, time.perf_counter() - start)
+            update.add(figures, part, time.perf_counter() - start, made=self.steps > before)
             if on_step is not None:
                 on_step(figures)
         return self._conclude(update)
@@ -281,7 +281,8 @@ class OnlineTrainer:
         if self.controller is not None:
             tally.sum("kl/coef", self.controller.coef)
             total, count = experience.metrics.means["kl/sequence"]
-            self.controller.update(total / count, len(batch))
+            if learnt := len(batch) * update.made // len(update.steps):  # steps that were skipped do not count
+                self.controller.update(total / count, learnt)
         if self.normalization is not None:
             tally.sum("normalisation/mean", self.normalization.mean)
             tally.sum("normalisation/std", self.normalization.std)
@@ -298,34 +299,36 @@ class OnlineTrainer:
 
     def _optimiser_step(self, batch: Batch) -> dict[str, float]:
         denominators = self.algorithm.denominators(batch)
-        tally, figures = Tally(), {}
+        tally, figures, learners = Tally(), {}, {}
         if self.critic is not None or self.warming_up:
-            figures |= self._value_step(batch, denominators, tally)
+            learners["value"] = self.critic or self.policy
+            self._accumulate_values(learners["value"], batch, denominators, tally)
         if not self.warming_up:
-            figures |= self._policy_step(batch, denominators, tally)
-        self.steps += 1
+            learners["policy"] = self.policy
+            figures = self._accumulate_policy(batch, denominators, tally)
+        made, step = step_together(learners)
+        if made:
+            self.steps += 1
+            if self.average is not None and "policy" in learners:
+                self.average.update(self.policy.master())
+        figures = {**figures, **step} if made else step
         return {"step": self.steps, "iteration": self.iteration + 1, **tally.compute(), **figures}
 
-    def _value_step(self, batch: Batch, denominators: Mapping[str, float], tally: Tally) -> dict[str, float]:
-        """A step of the critic alone: of its own model, or of the head on the policy's trunk while it warms up."""
-        learner = self.critic or self.policy
+    def _accumulate_values(
+        self, learner: LiveEngine, batch: Batch, denominators: Mapping[str, float], tally: Tally
+    ) -> None:
+        """The gradient of the critic alone: its own model's, or the head's on the policy's trunk while it warms up."""
         parts, loss = batch.split(self.algorithm.engine.rows_at_once), self.algorithm.value_loss
         with contextlib.nullcontext() if self.critic is not None else _trunk_detached(self.policy):
             tally.merge(learner.accumulate(parts, loss, denominators, want=("values",)))
-        step = learner.step()
-        return {"grad_norm/value": step["grad_norm"], "lr/value": step["lr"]}
 
-    def _policy_step(self, batch: Batch, denominators: Mapping[str, float], tally: Tally) -> dict[str, float]:
-        """A step of the policy, with the mixture's gradient and a shared critic's in it."""
+    def _accumulate_policy(self, batch: Batch, denominators: Mapping[str, float], tally: Tally) -> dict[str, float]:
+        """The gradient of the policy, the mixture's and a shared critic's in it; how the two compare."""
         settings = self.algorithm
         loss = functools.partial(settings.loss, kl_coef=self.kl_coef)
         parts, temperature = batch.split(settings.engine.rows_at_once), settings.sampling.temperature
         tally.merge(self.policy.accumulate(parts, loss, denominators, want=settings.want, temperature=temperature))
-        figures = {} if self.mixture is None else self._accumulate_mixture(tally)
-        step = self.policy.step()
-        if self.average is not None:
-            self.average.update(self.policy.master())
-        return {**figures, "grad_norm/policy": step["grad_norm"], "lr/policy": step["lr"]}
+        return {} if self.mixture is None else self._accumulate_mixture(tally)
 
     def _accumulate_mixture(self, tally: Tally) -> dict[str, float]:
         mixture, engine = self.algorithm.mixture, self.algorithm.engine

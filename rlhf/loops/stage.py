@@ -19,7 +19,7 @@ from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
-from rlhf.loops.update import Update
+from rlhf.loops.update import Update, skipped
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.modules import PolicyModel
 from rlhf.models.storage import save_language_model, save_usage
@@ -74,6 +74,8 @@ class OnlineStage:
                 if trainer.iteration < self.algorithm.iterations:
                     self._save_if_due(metrics, f"iteration {trainer.iteration} of {self.algorithm.iterations} is saved")
             self.save()
+            for note in skipped(last):
+                progress.say(f"{self.context.name}: {note}")
         return last
 
     def _progress(self) -> StageProgress:
@@ -111,7 +113,8 @@ class OnlineStage:
         figures["data/rows_dropped"] = trainer.data.rows_dropped
         for step in update.steps[:-1]:
             metrics.write(step)
-        metrics.write({**figures, **update.steps[-1]})
+        of_steps = {name for step in update.steps for name in step}
+        metrics.write({name: value for name, value in figures.items() if name not in of_steps} | update.steps[-1])
         return figures
 
     def _after_step(self, metrics: MetricsFile, figures: Mapping[str, float]) -> None:
