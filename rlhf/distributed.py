@@ -116,20 +116,34 @@ def gather(value: T) -> list[T]:
 
 def total(value: float) -> float:
     """The sum of a number over all processes, which wait for one another."""
-    return sum(gather(value))
+    if not _active() or world_size() == 1:
+        return value
+    import torch
+    import torch.distributed as dist
+
+    found = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(found)
+    return float(found)
 
 
 def first_to_fail() -> bool:
     """Whether no other process has asked this before: its error is the cause, those of the others may follow from it.
 
-    While the processes are not connected they all do the same, and the main one is meant to speak.
+    While the processes are not connected they ask torchrun, which is there before them. Under other launchers the main
+    process is meant to speak, as all do the same then.
     """
-    if not _active() or launched() == 1:
-        return is_main()
-    from torch.distributed import distributed_c10d
+    if launched() == 1:
+        return True
+    from torch.distributed import distributed_c10d, rendezvous
 
     try:
-        return distributed_c10d._get_default_store().add("rlhf/failures", 1) == 1
+        if _active():
+            store = distributed_c10d._get_default_store()
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = next(rendezvous("env://", timeout=timedelta(seconds=10)))[0]
+        else:
+            return is_main()
+        return store.add("rlhf/failures", 1) == 1
     except Exception:  # the process that keeps the store has left already, and so has spoken
         return False
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from rlhf import distributed
+
 Handler = Callable[[int, FrameType | None], Any]
+
+HANDED_ON = 3.0
+"""Seconds in which a signal is taken for the same wish, where a launcher hands on what its processes have got already
+from a terminal or a batch system."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -47,6 +54,21 @@ def _handling(handlers: dict[signal.Signals, Handler]) -> Iterator[Callable[[], 
         restore()
 
 
+class _Wishes:
+    """Tells a new wish from a signal that comes a second time."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+
+    def new(self) -> bool:
+        """Whether a signal that has come says more than the first one did."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            return True
+        return distributed.launched() == 1 or now - self.first >= HANDED_ON
+
+
 class StopRequest:
     """A wish to stop, left for a loop to find.
 
@@ -60,12 +82,19 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, the first SIGINT or SIGTERM is only noted; after it each acts as it does outside."""
+        wishes, speaks, noted = _Wishes(), distributed.is_main(), False
 
         def note(number: int, frame: FrameType | None) -> None:
-            self.signal = signal.Signals(number)
-            restore()
-            # print() may be in the middle of another print(), and then refuses
-            os.write(2, b"\nStopping as soon as the run can go on from there; once more stops at once.\n")
+            nonlocal noted
+            if not wishes.new():
+                return
+            if noted:
+                restore()
+                os.kill(os.getpid(), number)
+                return
+            noted, self.signal = True, self.signal or signal.Signals(number)
+            if speaks:  # print() may be in the middle of another print(), and then refuses
+                os.write(2, b"\nStopping as soon as the run can go on from there; once more stops at once.\n")
 
         with _handling({signal.SIGINT: note, signal.SIGTERM: note}) as restore:
             yield
@@ -95,9 +124,11 @@ class StopRequest:
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, so that files and folders in use are put in order."""
+    wishes = _Wishes()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+        if wishes.new():
+            raise Stopped(number)
 
     with _handling({signal.SIGTERM: stop}):
         yield

@@ -25,7 +25,7 @@ ALLOWED = {
     "rlhf.tally": [],
     "rlhf.types": ["rlhf.tally"],
     "rlhf.files": ["rlhf.errors"],
-    "rlhf.interruption": [],
+    "rlhf.interruption": ["rlhf.distributed"],
     "rlhf.distributed": [],
     "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption"],
     "rlhf.yaml_files": ["rlhf.errors"],

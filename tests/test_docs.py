@@ -38,6 +38,7 @@ SMALL_WORLD = (
     "--stages.ppo.mixture.data.sources.world.rows 200"
 )
 SHORTER = {"experiments/quickstart.yaml": TINY + SMALL_WORLD, "experiments/world.yaml": TINY + SMALL_WORLD}
+LAUNCHERS = {"torchrun": "torch.distributed.run", "deepspeed": "deepspeed.launcher.runner"}
 SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")
 """Commands about a clone, its environment or a server: nothing of ours to run."""
 
@@ -101,9 +102,9 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
         done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         return
-    if words[0] == "torchrun":
-        words = ["python", "-m", "torch.distributed.run", *words[1:]]
-    assert words[0] == "python", f"the docs run only python, torchrun and make, not {line!r}"
+    if words[0] in LAUNCHERS:
+        words = ["python", "-m", LAUNCHERS[words[0]], *words[1:]]
+    assert words[0] == "python", f"the docs run only python, torchrun, deepspeed and make, not {line!r}"
     shorter = shlex.split(next((SHORTER[name] for name in SHORTER if name in words), ""))
     if "rlhf.run" in words and "--print_config" not in words:
         words += shorter

@@ -27,6 +27,7 @@ from rlhf.data.sources import Generator
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LanguageModel, LiveSink, MetricSink, Source
 from rlhf.loops.context import StageContext
+from rlhf.loops.online import OnlineTrainer
 from rlhf.models.policy import FromScratch
 from rlhf.models.rewards import FunctionReward
 from rlhf.types import Outputs, Sequences
@@ -118,6 +119,25 @@ def ppo(**settings: Any) -> PPO:
         "optimizer": AdamW(lr=1e-2),
     }
     return PPO(**{**usual, **settings})
+
+
+def gain(directory: Path, seed: int, **settings: Any) -> float:
+    """PPO on the number of letters: the reward of the last iterations over that of the first."""
+    usual = {
+        "policy": policy(width=32, std=0.1),
+        "critic": OwnTrunk(optimizer=AdamW(lr=5e-3)),
+        "optimizer": AdamW(lr=5e-3),
+        "iterations": 12,
+        "batch_size": 32,
+        "mini_batch_size": 16,
+        "epochs": 2,
+        "score_clip": None,
+    }
+    trainer = OnlineTrainer(ppo(**{**usual, **settings}), context(directory, seed=seed))
+    scores = []
+    for _ in range(trainer.algorithm.iterations):
+        scores.append(trainer.train_rlhf(trainer.generate_experience())["reward/score"])
+    return sum(scores[-3:]) / 3 - sum(scores[:2]) / 2
 
 
 def context(directory: Path, *, seed: int = 1, sinks: tuple[MetricSink, ...] = ()) -> StageContext:

@@ -92,6 +92,18 @@ class Loaded:
     own: dict[str, Any]
     notes: tuple[str, ...] = ()
 
+    def remarks(self, engine: str) -> list[str]:
+        """The notes, and what another engine than that of the checkpoint cannot do exactly.
+
+        Args:
+            engine: Its settings, as text; a checkpoint has those it was made with under ``engine_settings``.
+        """
+        made_by = self.shared.get("engine_settings", engine)
+        if not self.own or made_by == engine:
+            return [*self.notes]
+        other = f"{self.path.name} was made by {made_by}, and {engine} goes on: sums may be cut otherwise"
+        return [*self.notes, f"{other}, so the last digits may differ"]
+
 
 class _Writing:
     """A checkpoint on its way to the disk."""
@@ -296,7 +308,7 @@ class Checkpoints:
                 if not found[1]:
                     notes.append(
                         f"{path.name} is of another number of processes: weights, optimisers and positions go on, but "
-                        "sums are cut otherwise and dropout draws anew, so the last digits differ"
+                        "sums are cut otherwise, so the last digits differ, and dropout draws anew"
                     )
                 return Loaded(path, *found, tuple(notes))
             notes.append(f"{path} is damaged: {problem or 'another process cannot read its part'}")

@@ -182,7 +182,8 @@ class OfflineTrainer(Generic[M]):
             for line in [*self.data.describe(), self.data.origin]:
                 progress.say(f"{self.context.name}: {line}")
             if found is not None:
-                for note in (*found.notes, f"continues from step {self.engine.steps}"):
+                remarks = found.remarks(repr(self.algorithm.engine))
+                for note in (*remarks, f"continues from step {self.engine.steps}"):
                     progress.say(f"{self.context.name}: {note}")
             while self.taken < self.total_steps:
                 figures = self.train_step(self.next_batch())
@@ -216,6 +217,7 @@ class OfflineTrainer(Generic[M]):
         stopping = stop.wanted(distributed.total) and self.taken < self.total_steps
         if stopping or self._due(self.algorithm.save_every):
             shared = {**self.state_dict(), "metrics": metrics.position()}
+            shared["engine_settings"] = repr(self.algorithm.engine)
             own = {"rng": shared.pop("rng")}
             about = {"stage": self.context.name, "algorithm": type(self.algorithm).__qualname__}
             self.checkpoints.save(self.engine.steps, shared, own, about=about)

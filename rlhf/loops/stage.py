@@ -64,7 +64,7 @@ class OnlineStage:
             metrics.rewind(0 if found is None else found.shared["metrics"])
             if self.context.writes:
                 write_summary(self.context.directory, trainer.data, mixture=trainer.mixture_data)
-            self._announce(progress, () if found is None else found.notes)
+            self._announce(progress, () if found is None else found.remarks(repr(self.algorithm.engine)))
             if found is None:
                 last |= self._evaluate(metrics)
             while trainer.iteration < self.algorithm.iterations:
@@ -160,6 +160,7 @@ class OnlineStage:
     def _save_checkpoint(self, metrics: MetricsFile) -> None:
         start, trainer = time.perf_counter(), self.trainer
         shared = {**trainer.state_dict(), "metrics": metrics.position()}
+        shared["engine_settings"] = repr(self.algorithm.engine)
         about = {
             "stage": self.context.name,
             "algorithm": type(self.algorithm).__qualname__,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rlhf import distributed
 from rlhf.errors import UserError
 from rlhf.files import atomic_text
-from rlhf.interruption import Stopped
+from rlhf.interruption import Stopped, StopRequest
 from rlhf.stages.cache import StageCache
 from rlhf.stages.folder import (
     DONE,
@@ -69,6 +69,12 @@ def leading() -> Iterator[None]:
     distributed.broadcast(None)  # where the block has failed they may be anywhere, and the launcher ends them
 
 
+def _stop_between(experiment: Experiment, name: str, stop: StopRequest) -> None:
+    """Ends the run after a stage where any process was asked to stop too late for the stage's own loop."""
+    if stop.wanted(distributed.total) and name != list(experiment.stages)[-1]:
+        raise stop.stopped(f"stage {name} is finished")
+
+
 def follow(experiment: Experiment) -> dict[str, dict[str, float]]:
     """Makes, together with the main process, the stages that it decides to make. It alone writes, and speaks.
 
@@ -89,8 +95,7 @@ def follow(experiment: Experiment) -> dict[str, dict[str, float]]:
                 stage.resume(checkpoint)
             with context.stop.listening():
                 figures[name] = stage.fit()
-        if context.stop.signal is not None and name != list(experiment.stages)[-1]:
-            raise context.stop.stopped(f"stage {name} is finished")
+        _stop_between(experiment, name, context.stop)
     return figures
 
 
@@ -291,8 +296,7 @@ class Run:
                 figures = stage.fit()
                 write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
                 self._keep(name, record["key"], replace=plan.fresh and plan.checkpoint is None)
-        if stop.signal is not None and name != list(experiment.stages)[-1]:
-            raise stop.stopped(f"stage {name} is finished")
+        _stop_between(experiment, name, stop)
         return figures
 
     def _keep(self, name: str, key: str | None, *, replace: bool) -> None:

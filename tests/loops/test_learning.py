@@ -10,10 +10,8 @@ import pytest
 import tiny_runs
 
 from rlhf.algorithms.advantages import GAE, GroupNorm, LeaveOneOut, Returns
-from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
+from rlhf.algorithms.critics import SharedTrunk
 from rlhf.algorithms.kl import KL, Fixed
-from rlhf.algorithms.optimizers import AdamW
-from rlhf.loops.online import OnlineTrainer
 from rlhf.types import Advantages, Scored
 
 
@@ -26,25 +24,6 @@ class Scaled(GAE):
     def __call__(self, scored: Scored) -> Advantages:
         advantages, returns = super().__call__(scored)
         return Advantages(self.factor * advantages, returns)
-
-
-def gain(directory, seed, **settings):
-    """Reward of the last iterations over that of the first."""
-    usual = {
-        "policy": tiny_runs.policy(width=32, std=0.1),
-        "critic": OwnTrunk(optimizer=AdamW(lr=5e-3)),
-        "optimizer": AdamW(lr=5e-3),
-        "iterations": 12,
-        "batch_size": 32,
-        "mini_batch_size": 16,
-        "epochs": 2,
-        "score_clip": None,
-    }
-    trainer = OnlineTrainer(tiny_runs.ppo(**{**usual, **settings}), tiny_runs.context(directory, seed=seed))
-    scores = []
-    for _ in range(trainer.algorithm.iterations):
-        scores.append(trainer.train_rlhf(trainer.generate_experience())["reward/score"])
-    return sum(scores[-3:]) / 3 - sum(scores[:2]) / 2
 
 
 SETTINGS = {
@@ -61,10 +40,10 @@ VARIANTS = {name: [1, 2] if name in ("GAE", "GroupNorm") else [1] for name in SE
 
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seeds in VARIANTS.items() for seed in seeds])
 def test_reward_rises(tmp_path, name, seed):
-    assert gain(tmp_path, seed, **SETTINGS[name]) > 2
+    assert tiny_runs.gain(tmp_path, seed, **SETTINGS[name]) > 2
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("factor", [0.0, -1.0])
 def test_reward_does_not_rise_without_advantages_or_against_them(tmp_path, factor, seed):
-    assert gain(tmp_path, seed, advantage=Scaled(factor=factor)) < 1
+    assert tiny_runs.gain(tmp_path, seed, advantage=Scaled(factor=factor)) < 1
