@@ -155,7 +155,7 @@ class Ids(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.ones(()))
+        self.w = nn.Parameter(torch.ones(1))  # DeepSpeed has no room for weights without a dimension
 
     def forward(self, sequences: Sequences, *, temperature: float = 1.0, want: Any = (), mask: Tensor) -> Outputs:
         ids = sequences.response_ids.to(self.w.dtype)
