@@ -38,7 +38,7 @@ def make(kind: str, engine: Engine, dropout: float = 0.1) -> Any:
     usual = {"engine": engine, "optimizer": AdamW(lr=1e-2, eps=1e-4), "schedule": CosineDecay()}
     model = tiny_runs.policy(dropout=dropout)
     if kind == "sft":
-        return tiny_runs.sft(policy=model, batch_size=5, steps=STEPS, eval_every=3, save_every=4, **usual)
+        return tiny_runs.sft(policy=model, batch_size=6, steps=STEPS, eval_every=3, save_every=4, **usual)
     if kind == "reward":
         return tiny_runs.reward_modelling(model=model, batch_size=3, steps=STEPS, eval_every=3, save_every=4, **usual)
     return tiny_runs.ppo(

@@ -65,7 +65,11 @@ def test_a_signal_to_one_process_stops_all_stages_wherever_it_arrives(two_proces
     said = [
         ("sft", 2, "stage sft: stopped by SIGTERM; step 2 of 3 is saved, and the same command continues from there"),
         ("sft", 3, "stopped by SIGTERM; stage sft is finished, and the same command continues from there"),
-        ("ppo", 1, "stage ppo: stopped by SIGTERM; step 1, in iteration 1 of 2, is saved, and the same command"),
+        (
+            "ppo",
+            1,
+            "stage ppo: stopped by SIGTERM; iteration 1 of 2 is saved, and the same command continues from there",
+        ),
     ]
     for stage, step, text in said:
         sink = tiny_runs.SignalAt(stage=stage, step=step, number=term)
