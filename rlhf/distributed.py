@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -60,6 +61,8 @@ def start() -> None:
     if device().type == "cuda":
         torch.cuda.set_device(device())
     dist.init_process_group(backend(), timeout=TIMEOUT)
+    if not is_main():  # what they warn of, such as a wait for another process's data, the main one meets too
+        logging.getLogger("rlhf").setLevel(logging.ERROR)
 
 
 def stop() -> None:

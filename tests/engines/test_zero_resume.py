@@ -68,7 +68,7 @@ def test_a_signal_to_one_process_stops_all_stages_wherever_it_arrives(two_proces
         (
             "ppo",
             1,
-            "stage ppo: stopped by SIGTERM; iteration 1 of 2 is saved, and the same command continues from there",
+            "stage ppo: stopped by SIGTERM; iteration 1 of 2 is saved, and the same command continues",
         ),
     ]
     for stage, step, text in said:
