@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from processes import free_port
 
 from rlhf import distributed
 
@@ -20,6 +22,20 @@ def test_one_process_agrees_with_itself() -> None:
     assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
     assert distributed.gather("a") == ["a"] and distributed.broadcast("a") == "a" and distributed.total(2.5) == 2.5
     assert distributed.once(lambda: 7) == 7 and distributed.first_to_fail()
+
+
+def test_before_processes_are_connected_the_launcher_knows_who_failed_first(monkeypatch) -> None:
+    port = free_port()
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not distributed.first_to_fail()  # without torchrun the main process is meant to speak
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert distributed.first_to_fail()  # process 1, as where it alone lacks a file
+    monkeypatch.setenv("RANK", "0")
+    assert not distributed.first_to_fail()
+    del store
 
 
 def agreements() -> dict[str, Any]:
@@ -69,13 +85,14 @@ stages:
 
 
 @pytest.mark.parametrize(
-    ("engine", "max_tokens", "said"),
+    ("engine", "max_tokens", "code", "said"),
     [
-        ("Local", 64, "stages.sft.engine: Local runs in 1 process, but 2 were launched"),  # before they are connected
-        ("Zero", 3, "Error: stage sft: "),  # afterwards: nothing is left to learn from
+        # before they are connected: a wrong config
+        ("Local", 64, 2, "stages.sft.engine: Local runs in 1 process, but 2 were launched"),
+        ("Zero", 3, 1, "Error: stage sft: "),  # afterwards: nothing is left to learn from
     ],
 )
-def test_an_error_ends_all_processes_and_is_told_once(tmp_path, engine, max_tokens, said) -> None:
+def test_an_error_ends_all_processes_and_is_told_once(tmp_path, engine, max_tokens, code, said) -> None:
     (tmp_path / "two.yaml").write_text(CONFIG.replace("ENGINE", engine).replace("64", str(max_tokens)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     start = time.monotonic()
@@ -87,6 +104,7 @@ def test_an_error_ends_all_processes_and_is_told_once(tmp_path, engine, max_toke
         text=True,
         timeout=280,
     )
-    assert done.returncode != 0 and time.monotonic() - start < 250
+    assert done.returncode == 1 and f"exitcode  : {code}" in done.stderr  # torchrun tells the processes' own
+    assert time.monotonic() - start < 250
     assert (done.stdout + done.stderr).count(said) == 1, done.stderr
     assert not (tmp_path / "runs" / "two" / "sft" / "model").exists()

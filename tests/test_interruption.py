@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from rlhf import interruption
 from rlhf.interruption import Stopped, StopRequest, sigterm_raises
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
@@ -48,6 +49,31 @@ def test_the_second_signal_acts_at_once():
         send(signal.SIGTERM)
         pytest.fail("went on")
     assert error.value.exit_code == 143
+
+
+def test_what_a_launcher_hands_on_is_the_same_wish(monkeypatch, capfd):
+    """A batch system, or a terminal, sends to all processes what the launcher then sends to its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, times in (("0", 1), ("1", 0)):  # the main process alone speaks
+        monkeypatch.setenv("RANK", rank)
+        request = StopRequest()
+        with request.listening():
+            send(signal.SIGINT)
+            send(signal.SIGTERM)
+        assert request.signal == signal.SIGINT and capfd.readouterr().err.count("Stopping as soon as") == times
+    done = []
+    with pytest.raises(Stopped), sigterm_raises():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)
+            done.append("cleaned")
+    assert done == ["cleaned"]
+    monkeypatch.setattr(interruption, "HANDED_ON", 0.0)
+    with pytest.raises(KeyboardInterrupt), StopRequest().listening():
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        pytest.fail("went on")
 
 
 def test_sigterm_unwinds_the_stack():
