@@ -28,6 +28,11 @@ _DEFAULTS = {
 }
 _THIRD_PARTIES = ("torch", "transformers", "datasets", "tokenizers", "huggingface_hub", "safetensors", "matplotlib")
 
+_LOST = (
+    "another process of the run has ended without a word, killed by the system for want of memory, say; the launcher's "
+    "report says which and how. The same command continues from the newest checkpoint"
+)
+
 
 def prepare_environment() -> None:
     """Sets what third parties read at import time, where the user has not set it, and hides their warnings.
@@ -66,9 +71,12 @@ def guarded(command: Callable[[], int]) -> int:
         if distributed.first_to_fail():
             print(_message(error), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    except Exception:  # nothing of one process alone; of several, what follows from the first one's error is not told
-        if distributed.first_to_fail():
+    except Exception as error:
+        if not distributed.first_to_fail():  # of several processes, what follows from the first one's error is not told
+            return 1
+        if not distributed.lost_another(error) or os.environ.get("RLHF_TRACEBACK") == "1":
             raise
+        print(f"Error: {_LOST}", file=sys.stderr)
         return 1
 
 

@@ -151,6 +151,13 @@ def first_to_fail() -> bool:
         return False
 
 
+def lost_another(error: BaseException) -> bool:
+    """Whether an error says no more than that another process has gone, such as one that the system has killed."""
+    return launched() > 1 and any(
+        text in str(error) for text in ("Connection closed by peer", "Connection reset by peer")
+    )
+
+
 def once(make: Callable[[], T]) -> T:
     """What ``make`` answers on the main process, on all; an error there is raised on all.
 
