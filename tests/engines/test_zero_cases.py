@@ -39,6 +39,13 @@ def trainer_of(algorithm: Any, kind: type) -> Iterator[Any]:
         yield kind(algorithm, dataclasses.replace(tiny_runs.context(Path(folder)), cache_dir=None))
 
 
+@pytest.fixture
+def ready(two_processes: Any) -> Any:
+    """Two processes that have started: the limit of a test is not spent on that."""
+    two_processes.run(distributed.rank)
+    return two_processes
+
+
 # ------------------------------------------------------------------------------------------------------------ sampling
 
 LENGTH = 32
@@ -73,10 +80,10 @@ def respond(stage: int, count: int, ends: dict[int, int]) -> dict[str, Any]:
         pytest.param(1, [1], marks=pytest.mark.slow),
     ],
 )
-def test_responses_of_unequal_length_do_not_hang(two_processes, count, lengths):  # case E1
-    three = two_processes.run(respond, 3, count, {0: 0}, seconds=SECONDS)
+def test_responses_of_unequal_length_do_not_hang(ready, count, lengths):  # case E1
+    three = ready.run(respond, 3, count, {0: 0}, seconds=SECONDS)
     assert three[0]["lengths"] == lengths and three[0] == three[1]
-    assert two_processes.run(respond, 0, count, {0: 0}, seconds=SECONDS)[0] == three[0]
+    assert ready.run(respond, 0, count, {0: 0}, seconds=SECONDS)[0] == three[0]
 
 
 def duplicates(stage: int) -> dict[str, Any]:
@@ -97,8 +104,8 @@ def duplicates(stage: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_the_same_prompt_on_all_processes_is_answered_differently(two_processes, stage):  # case E10
-    one, other = two_processes.run(duplicates, stage, seconds=SECONDS)
+def test_the_same_prompt_on_all_processes_is_answered_differently(ready, stage):  # case E10
+    one, other = ready.run(duplicates, stage, seconds=SECONDS)
     assert len({tuple(row) for row in one["first"]}) == 4
     assert one["again"] == one["first"] == other["first"] == other["again"]
     if stage == 0:
