@@ -137,7 +137,8 @@ def first_to_fail() -> bool:
     """
     if launched() == 1:
         return True
-    from torch.distributed import distributed_c10d, rendezvous
+    from torch.distributed import distributed_c10d
+    from torch.distributed.rendezvous import rendezvous
 
     try:
         if _active():
