@@ -18,6 +18,12 @@ EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage
 """Weights are parted again after every use: a tiny model would stay gathered, and hide passes that do not match."""
 KINDS = ("sft", "reward", "ppo")
 TRAINS = ("full", "lora")
+CELLS = [
+    pytest.param(trains, stage, marks=pytest.mark.slow if trains == "lora" and stage != 3 else ())
+    for trains in TRAINS
+    for stage in STAGES
+]
+"""What is trained, and a stage: adapters at stage 3 in the quick tests, at all of them in the slow ones."""
 
 
 def zero(stage: int, **settings: Any) -> Zero:
@@ -53,9 +59,8 @@ def test_offloaded_states_are_stepped_the_same(two_processes, stage, offload) ->
     agree(found[0], local("sft", 2))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("trains", "stage"), CELLS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("trains", TRAINS)
 def test_two_processes_train_as_one_does(two_processes, trains, kind, stage) -> None:
     found = two_processes.run(zero_runs.train, kind, zero(stage), 2, trains=trains, optimizer=SGD(lr=0.1))
     agree(found[0], local(kind, 2, trains))
@@ -100,17 +105,15 @@ def test_a_state_goes_on_anywhere(request, kind, world, stage) -> None:
 # ----------------------------------------------------------------------------------------------------------------- EMA
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("trains", TRAINS)
-@pytest.mark.parametrize("micro_batch_size", [4, 1])  # one pass a step, and several
+@pytest.mark.parametrize(("trains", "stage"), CELLS)
+@pytest.mark.parametrize("micro_batch_size", [pytest.param(4, marks=pytest.mark.slow), 1])  # one pass a step, several
 def test_an_average_is_the_closed_form_on_every_process(two_processes, trains, stage, micro_batch_size) -> None:
     engine = zero(stage, micro_batch_size=micro_batch_size)
     for off, moved in two_processes.run(zero_runs.average, engine, 0.9, 3, trains=trains):
         assert off < 5e-7 and moved > 1e-4
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("trains", TRAINS)
+@pytest.mark.parametrize(("trains", "stage"), CELLS)
 def test_an_average_of_half_precision_moves_as_that_of_the_fp32_masters(two_processes, trains, stage) -> None:
     """A step of 0.1 % is lost in bf16 weights, whose neighbours are 0.4 % apart."""
     engine = zero(stage, precision="bf16")
