@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +59,8 @@ del BASES["gpt_neox"]["num_key_value_heads"]
 def config_of(family: str, **settings: Any) -> PreTrainedConfig:
     # No padding id: its embedding would be zero, and Hugging Face's would not be asked for what ours is.
     ids: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    return AutoConfig.for_model(family, **{"vocab_size": VOCAB, **ids, **BASES[family], **settings})
+    values = {"vocab_size": VOCAB, **ids, **BASES[family], **settings}
+    return AutoConfig.for_model(family, **copy.deepcopy(values))  # a config writes into the dicts it is given
 
 
 def build(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **settings: Any) -> PreTrainedModel:
@@ -142,3 +145,29 @@ def gap(one: Answer, other: Answer) -> float:
 def check_parity(found: Answer, expected: Answer, tolerance: float = 1e-4) -> None:
     assert torch.equal(found.ids, expected.ids)
     assert gap(found, expected) < tolerance
+
+
+class UnderTP(NamedTuple):
+    """What a rank answers, and what it has said to the others: calls of every step, bytes of the last."""
+
+    answer: Answer
+    calls: list[int]
+    bytes_of_last_step: int
+
+
+def under_tp(cases: Sequence[tuple[str, dict[str, Any]]], forced: Tensor | None = None) -> list[UnderTP]:
+    """Run by every rank of a group: the greedy continuations of each case."""
+    found = []
+    for family, settings in cases:
+        collectives = Collectives(torch.distributed.group.WORLD)
+        decoder = decoder_of(build(family, **settings), collectives)
+        calls, sent = [0], [0]
+
+        def on_step(step: int, collectives: Collectives = collectives, calls: list = calls, sent: list = sent) -> None:
+            calls.append(collectives.calls)
+            sent.append(collectives.bytes)
+
+        answer = ours(decoder, forced=forced, on_step=on_step)
+        steps = [after - before for before, after in itertools.pairwise(calls)]
+        found.append(UnderTP(answer, steps, sent[-1] - sent[-2]))
+    return found
