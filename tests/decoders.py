@@ -171,3 +171,17 @@ def under_tp(cases: Sequence[tuple[str, dict[str, Any]]], forced: Tensor | None 
         steps = [after - before for before, after in itertools.pairwise(calls)]
         found.append(UnderTP(answer, steps, sent[-1] - sent[-2]))
     return found
+
+
+def under_tp_with(fault: str, family: str) -> Answer:
+    """Run by every rank of a group: continuations of a decoder with a fault that one rank alone cannot have."""
+    model, collectives = build(family), Collectives(torch.distributed.group.WORLD)
+    spec, rank = spec_of(model.config), collectives.rank
+    weights = load(spec, model, 1 - rank if fault == "shards swapped" else rank, 2)
+    decoder = Decoder(spec, weights, collectives)
+    if fault == "no sum":
+        collectives.all_reduce = lambda tensor: tensor  # pyright: ignore[reportAttributeAccessIssue]
+    if fault == "bias summed":
+        for name in [name for name in weights if name.endswith(("out.bias", "down.bias"))]:
+            weights[name] = weights[name] * 2
+    return ours(decoder)
