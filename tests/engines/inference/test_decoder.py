@@ -220,6 +220,28 @@ def test_a_call_that_finds_no_room_changes_nothing() -> None:
     assert cache.lengths == {0: 0}
 
 
+@pytest.mark.parametrize("tied", (True, False))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_packed_matrices_say_the_same_and_are_packed_again_after_a_change(tied: bool, dtype: torch.dtype) -> None:
+    model = build("opt", dtype=dtype, tie_word_embeddings=tied, word_embed_proj_dim=12)
+    decoder, plain_decoder = decoder_of(model), decoder_of(model)
+    size = decoder.pack()
+    matrices = {name: weight for name, weight in decoder.weights.items() if "norm" not in name and weight.dim() == 2}
+    del matrices["positions.weight"]
+    if not tied:
+        del matrices["embedding.weight"]
+    assert size in (0, sum(weight.nbytes for weight in matrices.values()))
+    expected = ours(plain_decoder)
+    tolerance = 1e-4 if dtype == torch.float32 else 2 * gap(plain(model, forced=expected.ids), expected)
+    assert gap(ours(decoder, forced=expected.ids), expected) <= tolerance
+    for changed in (decoder, plain_decoder):
+        for weight in changed.weights.values():
+            weight.mul_(1.1)
+    decoder.pack()
+    expected = ours(plain_decoder)
+    assert gap(ours(decoder, forced=expected.ids), expected) <= 2 * tolerance
+
+
 def test_specs_say_everything_by_value() -> None:
     spec = decoder_of(build("gemma3_text")).spec
     assert dataclasses.replace(spec) == spec
