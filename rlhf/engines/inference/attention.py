@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -118,10 +119,10 @@ def _attend_singles(attention: Attention, layer: int, step: Step, queries: Tenso
     rows, blocks = step.table.shape
     each = queries.view(rows, groups, -1, width)[step.query_of_block].flatten(0, 1)  # [used · groups, group, width]
     scores = torch.baddbmm(each.new_zeros(()), each, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=attention.scale)
-    scores = scores.view(used, groups, -1, block)[step.table]  # [S, blocks, groups, group, block]
-    scores = scores.permute(0, 2, 3, 1, 4).reshape(rows, -1, blocks * block)
+    scores = scores.view(used, groups, -1, block)[step.table]
+    scores = rearrange(scores, "row block kv group place -> row (kv group) (block place)")
     weights = _weights(attention, scores, step.hidden(attention.window).unsqueeze(1))
-    weights = weights.view(rows, groups, -1, blocks, block).permute(0, 3, 1, 2, 4).flatten(0, 1)
+    weights = rearrange(weights, "row (kv group) (block place) -> (row block) kv group place", kv=groups, block=blocks)
     read = torch.bmm(weights[step.place_of_block].flatten(0, 1), values.flatten(0, 1)).view(used, -1)
     # Sums over a row's blocks are fp32; those of other rows' blocks fall into a row of their own.
     found = torch.zeros(rows + 1, read.shape[1], dtype=torch.float32, device=read.device)
@@ -134,8 +135,9 @@ def _attend_row(attention: Attention, layer: int, step: Step, queries: Tensor, r
     length, new = cache.lengths[row], len(queries)
     table = cache.tables[row]
     keys, values = (
-        stored[table].transpose(0, 1).flatten(1, 2)[:, :length] for stored in cache.layer(layer)
-    )  # [key-value heads, length, width]
+        rearrange(stored[table], "block kv place width -> kv (block place) width")[:, :length]
+        for stored in cache.layer(layer)
+    )
     places = torch.arange(length, device=queries.device)
     own = places[length - new :].unsqueeze(1)
     seen = places <= own

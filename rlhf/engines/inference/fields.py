@@ -13,7 +13,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Scalings of rotary positions that depend on the config only; others change with the length of the text."""
 
 FOREIGN: dict[str, tuple[Any, ...]] = {
-    "layer_types": (None,),
+    "layer_types": (None,),  # or full attention everywhere
     "sliding_window": (None,),
     "attention_chunk_size": (None,),
     "use_bidirectional_attention": (None, False),
@@ -38,6 +38,8 @@ def refuse_foreign(config: PreTrainedConfig, *known: str) -> None:
     """
     for name, harmless in FOREIGN.items():
         value = getattr(config, name, None)
+        if name == "layer_types" and set(value or ()) <= {"full_attention"}:
+            continue
         if name not in known and value not in harmless:
             raise Unsupported(f"{config.model_type}: {name} {value!r} is not supported")
 

@@ -67,6 +67,11 @@ def test_every_family_has_a_tiny_model_in_the_tests() -> None:
     assert FAMILIES.keys() == BASES.keys()
 
 
+def test_layer_types_that_say_full_attention_everywhere_change_nothing() -> None:
+    settings = {"layer_types": ["full_attention", "full_attention"]}
+    assert spec_of(config_of("llama", **settings)) == spec_of(config_of("llama"))
+
+
 @pytest.mark.parametrize("family", BASES)
 def test_settings_that_change_no_answer_are_let_through(family: str) -> None:
     harmless = {"use_cache": False, "quantization_config": None, "attention_dropout": 0.3}
