@@ -18,6 +18,8 @@ from rlhf.engines.inference.specs import DecoderSpec
 
 BLOCK = 32
 """Positions of a block: small enough that few are left unused at a row's end, large enough for a matrix product."""
+COMPACT_AT = 2
+"""Blocks are moved together once they lie over this many times their number: the attention reads free ones in vain."""
 
 
 class CacheFull(Exception):
@@ -112,7 +114,7 @@ class KVCache:
         return sum(-(-end // self.block) - len(self.tables[row]) for row, end in zip(rows, ends, strict=True))
 
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Gives rows room for so many more positions, which the caller then writes.
+        """Gives rows room for so many more positions, which the caller then writes; may move blocks together first.
 
         Args:
             rows: Distinct open rows.
@@ -124,6 +126,8 @@ class KVCache:
         wanted = self.needed(rows, counts)
         if wanted > self.free:
             raise CacheFull(f"{wanted} blocks of {self.block} positions needed, {self.free} of {self.blocks} free")
+        if self.used > COMPACT_AT * (self.blocks - self.free):
+            self.compact()
         given, owners, ordinals = [], [], []
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count

@@ -96,6 +96,21 @@ def test_low_blocks_are_given_out_first_and_rows_numbered_anew() -> None:
     assert cache.used == 2
 
 
+def test_long_rows_that_are_left_over_move_to_the_beginning() -> None:
+    cache = cache_of(12)
+    rows = [cache.open() for _ in range(6)]
+    cache.extend(rows, [8] * 6)
+    for row in rows:
+        write(cache, row, 0)
+    for row in rows[:4]:
+        cache.close(row)
+    assert cache.used == 12
+    cache.extend(rows[4:], [1, 1])
+    assert cache.used == 6 and cache.tables == {4: [0, 1, 4], 5: [2, 3, 5]}
+    assert read(cache, 5)[:8] == [500 + position for position in range(8)]
+    check(cache)
+
+
 def test_a_budget_is_in_bytes_of_the_rank_that_needs_most() -> None:
     # 2 layers · (keys and values) · heads · 32 positions · 8 wide · 4 bytes
     assert KVCache.blocks_within(SPEC, 10 * 2 * 2 * 2 * 32 * 8 * 4) == 10
