@@ -2,14 +2,15 @@
 
 Rows with one new token, the usual case, are answered together: scores of every used block come from one batched
 product over the cache as it lies, which copies no key and no value and does no work for padding; only scores, which are
-smaller by the width of a head, are laid out by row for the softmax. Rows with several new tokens are answered one by
-one: their time goes into the matrices around.
+smaller by the width of a head, are laid out by row for the softmax. Rows with several new tokens are padded to those of
+about their length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from einops import rearrange
@@ -18,6 +19,9 @@ from torch.nn import functional as F
 
 from rlhf.engines.inference.cache import KVCache
 from rlhf.engines.inference.specs import Attention
+
+SCORES = 1 << 22
+"""Scores of a head that are made at a time, unless a single row has more: bounds memory, not work."""
 
 
 class Step:
@@ -31,20 +35,21 @@ class Step:
     Attributes:
         positions: [N] int64 of the new tokens.
         last: [R] int64, the last token of each row.
-        single: [S] int64, tokens of rows that have one.
+        singles: Rows with one new token.
+        groups: The others.
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[int], counts: Sequence[int]) -> None:
-        device = cache.storage.device
         self.cache = cache
+        self.device = device = cache.storage.device
         ends = [cache.lengths[row] for row in rows]
         places = [position for end, count in zip(ends, counts, strict=True) for position in range(end - count, end)]
         tables = [cache.tables[row] for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-        slots = [table[at // cache.block] for table, at in zip(tables, places, strict=True)]
-        self.positions, blocks = torch.tensor([places, slots], device=device)
+        blocks = [table[at // cache.block] for table, at in zip(tables, places, strict=True)]
+        self.positions, owned = torch.tensor([places, blocks], device=device)
         heads = torch.arange(cache.shape[0], device=device)
         self._slots = (
-            ((blocks.unsqueeze(1) * cache.shape[0] + heads) * cache.block)
+            ((owned.unsqueeze(1) * cache.shape[0] + heads) * cache.block)
             .add_((self.positions % cache.block).unsqueeze(1))
             .flatten()
         )
@@ -53,44 +58,107 @@ class Step:
             starts.append(starts[-1] + count)
         self.last = torch.tensor(starts[1:], device=device) - 1
         one = [index for index, count in enumerate(counts) if count == 1]
-        self.all_single = len(one) == len(rows)
-        self.single = torch.tensor([starts[index] for index in one], dtype=torch.int64, device=device)
-        self.several = [
-            (starts[index], starts[index + 1], rows[index]) for index, count in enumerate(counts) if count > 1
+        self.singles = Singles(cache, [rows[index] for index in one], [starts[index] for index in one]) if one else None
+        self.groups = [
+            Group.of(self, [rows[i] for i in group], [starts[i] for i in group], [counts[i] for i in group])
+            for group in _alike(counts, ends)
         ]
-        if one:
-            self._lay_out([rows[index] for index in one])
-
-    def _lay_out(self, rows: list[int]) -> None:
-        """Where the blocks of rows with one token stand among the scores of their row."""
-        cache, device = self.cache, self.cache.storage.device
-        tables = [cache.tables[row] for row in rows]
-        width = max(map(len, tables))
-        self.table = torch.tensor([table + [0] * (width - len(table)) for table in tables], device=device)
-        self._lengths = torch.tensor([cache.lengths[row] for row in rows], device=device).unsqueeze(1)
-        number = torch.full((max(cache.lengths) + 2,), len(rows), device=device)  # the last entry is of free blocks
-        number[rows] = torch.arange(len(rows), device=device)
-        self.row_of_block = number[cache.owner[: cache.used]]
-        theirs = self.row_of_block < len(rows)
-        self.query_of_block = self.row_of_block.where(theirs, 0)
-        self.place_of_block = (self.row_of_block * width + cache.ordinal[: cache.used]).where(theirs, 0)
-        self._hidden: dict[int | None, Tensor] = {}
-
-    def hidden(self, window: int | None) -> Tensor:
-        """[S, places] bool: places among the scores of a row that its token does not see."""
-        if window not in self._hidden:
-            places = torch.arange(self.table.shape[1] * self.cache.block, device=self.table.device)
-            unseen = places >= self._lengths
-            if window is not None:
-                unseen |= places < self._lengths - window
-            self._hidden[window] = unseen
-        return self._hidden[window]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Puts the [N, key-value heads, width of a head] of the new tokens in their places."""
         for stored, new in zip(self.cache.layer(layer), (keys, values), strict=True):
             width = new.shape[-1]
             stored.view(-1, width).index_copy_(0, self._slots, new.reshape(-1, width))
+
+
+def _alike(counts: Sequence[int], ends: Sequence[int]) -> Iterator[list[int]]:
+    """Rows with several new tokens, in groups whose padding is at most as much as their tokens."""
+    pending = sorted((i for i, count in enumerate(counts) if count > 1), key=lambda i: -counts[i])
+    while pending:
+        longest, most = counts[pending[0]], max(ends[i] for i in pending)
+        room = max(1, SCORES // (longest * most))
+        group = [i for i in pending[:room] if 2 * counts[i] >= longest]
+        pending = pending[len(group) :]
+        yield group
+
+
+class Singles:
+    """S rows with one new token each, and where their blocks are.
+
+    Attributes:
+        tokens: [S] int64, their places among the new tokens.
+        table: [S, blocks] int64.
+        row_of_block: [used blocks] int64, which of the S rows; S: none of them.
+        query_of_block: The same with 0 for S.
+        place_of_block: [used blocks] int64, in the flattened table; that of no row: 0.
+    """
+
+    def __init__(self, cache: KVCache, rows: list[int], tokens: list[int]) -> None:
+        device = cache.storage.device
+        self.block = cache.block
+        self.tokens = torch.tensor(tokens, device=device)
+        self.table = _table(cache, rows)
+        self._lengths = torch.tensor([cache.lengths[row] for row in rows], device=device).unsqueeze(1)
+        number = torch.full((max(cache.lengths) + 2,), len(rows), device=device)  # the last entry is of free blocks
+        number[rows] = torch.arange(len(rows), device=device)
+        self.row_of_block = number[cache.owner[: cache.used]]
+        theirs = self.row_of_block < len(rows)
+        self.query_of_block = self.row_of_block.where(theirs, 0)
+        place = self.row_of_block * self.table.shape[1] + cache.ordinal[: cache.used]
+        self.place_of_block = place.where(theirs, 0)
+        self._hidden: dict[int | None, Tensor] = {}
+
+    def hidden(self, window: int | None) -> Tensor:
+        """[S, 1, places] bool: places among the scores of a row that its token does not see."""
+        if window not in self._hidden:
+            places = torch.arange(self.table.shape[1] * self.block, device=self.table.device)
+            unseen = places >= self._lengths
+            if window is not None:
+                unseen |= places < self._lengths - window
+            self._hidden[window] = unseen.unsqueeze(1)
+        return self._hidden[window]
+
+
+@dataclass
+class Group:
+    """G rows with up to n new tokens each; shorter ones repeat their last, whose answer is then made several times.
+
+    Attributes:
+        tokens: [G, n] int64, their places among the new tokens.
+        positions: [G, n] int64.
+        table: [G, blocks] int64.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    table: Tensor
+    _seen: dict[int | None, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: Step, rows: list[int], starts: list[int], counts: list[int]) -> Group:
+        """The group of rows whose new tokens begin at ``starts``."""
+        first, number = (torch.tensor(values, device=step.device).unsqueeze(1) for values in (starts, counts))
+        tokens = first + torch.arange(max(counts), device=step.device).minimum(number - 1)
+        return cls(tokens, step.positions[tokens], _table(step.cache, rows))
+
+    def seen(self, window: int | None, block: int) -> Tensor:
+        """[G, 1, n, places] bool: what each token sees of its row's blocks."""
+        if window not in self._seen:
+            places = torch.arange(self.table.shape[1] * block, device=self.table.device)
+            own = self.positions.unsqueeze(-1)
+            seen = places <= own
+            if window is not None:
+                seen &= places > own - window
+            self._seen[window] = seen.unsqueeze(1)
+        return self._seen[window]
+
+
+def _table(cache: KVCache, rows: Sequence[int]) -> Tensor:
+    """[rows, blocks] int64; shorter rows repeat their last block, so that none reads what is another's."""
+    tables = [cache.tables[row] for row in rows]
+    width = max(map(len, tables))
+    filled = [table + table[-1:] * (width - len(table)) for table in tables]
+    return torch.tensor(filled, device=cache.storage.device)
 
 
 def attend(attention: Attention, layer: int, step: Step, queries: Tensor) -> Tensor:
@@ -102,59 +170,58 @@ def attend(attention: Attention, layer: int, step: Step, queries: Tensor) -> Ten
         step: The call.
         queries: [N, heads, width of a head], rotated.
     """
-    if step.all_single:
-        return _attend_singles(attention, layer, step, queries)
+    keys, values = step.cache.layer(layer)
+    if step.singles is not None and not step.groups:
+        return _attend_singles(attention, step.singles, queries, keys, values, step.cache.used)
     found = queries.new_empty(len(queries), queries[0].numel())
-    if len(step.single):
-        found[step.single] = _attend_singles(attention, layer, step, queries[step.single])
-    for start, end, row in step.several:
-        found[start:end] = _attend_row(attention, layer, step, queries[start:end], row)
+    if step.singles is not None:
+        tokens = step.singles.tokens
+        found[tokens] = _attend_singles(attention, step.singles, queries[tokens], keys, values, step.cache.used)
+    for group in step.groups:
+        found[group.tokens] = _attend_group(attention, group, queries[group.tokens], keys, values)
     return found
 
 
-def _attend_singles(attention: Attention, layer: int, step: Step, queries: Tensor) -> Tensor:
-    """[S, heads · width of a head] from the [S, heads, width of a head] of rows with one new token each."""
-    keys, values = (stored[: step.cache.used] for stored in step.cache.layer(layer))
-    used, groups, block, width = keys.shape
-    rows, blocks = step.table.shape
-    each = queries.view(rows, groups, -1, width)[step.query_of_block].flatten(0, 1)  # [used · groups, group, width]
-    scores = torch.baddbmm(each.new_zeros(()), each, keys.flatten(0, 1).transpose(1, 2), beta=0, alpha=attention.scale)
-    scores = scores.view(used, groups, -1, block)[step.table]
+def _attend_singles(
+    attention: Attention, singles: Singles, queries: Tensor, keys: Tensor, values: Tensor, used: int
+) -> Tensor:
+    """[S, heads · width of a head] from the queries [S, heads, width of a head] and the layer's blocks."""
+    keys, values = keys[:used], values[:used]
+    _, groups, block, width = keys.shape
+    rows, blocks = singles.table.shape
+    each = queries.view(rows, groups, -1, width)[singles.query_of_block].flatten(0, 1)
+    scores = torch.baddbmm(each.new_zeros(()), each, keys.flatten(0, 1).mT, beta=0, alpha=attention.scale)
+    scores = scores.view(used, groups, -1, block)[singles.table]
     scores = rearrange(scores, "row block kv group place -> row (kv group) (block place)")
-    weights = _weights(attention, scores, step.hidden(attention.window).unsqueeze(1))
+    weights = _weights(attention, scores, singles.hidden(attention.window))
     weights = rearrange(weights, "row (kv group) (block place) -> (row block) kv group place", kv=groups, block=blocks)
-    read = torch.bmm(weights[step.place_of_block].flatten(0, 1), values.flatten(0, 1)).view(used, -1)
+    read = torch.bmm(weights[singles.place_of_block].flatten(0, 1), values.flatten(0, 1)).view(used, -1)
     # Sums over a row's blocks are fp32; those of other rows' blocks fall into a row of their own.
     found = torch.zeros(rows + 1, read.shape[1], dtype=torch.float32, device=read.device)
-    return found.index_add_(0, step.row_of_block, read.float())[:rows].to(queries.dtype)
+    return found.index_add_(0, singles.row_of_block, read.float())[:rows].to(queries.dtype)
 
 
-def _attend_row(attention: Attention, layer: int, step: Step, queries: Tensor, row: int) -> Tensor:
-    """[n, heads · width of a head] from the [n, heads, width of a head] of the last n tokens of one row."""
-    cache = step.cache
-    length, new = cache.lengths[row], len(queries)
-    table = cache.tables[row]
+def _attend_group(attention: Attention, group: Group, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """[G, n, heads · width of a head] from the queries [G, n, heads, width of a head] and the layer's blocks."""
+    seen = group.seen(attention.window, keys.shape[2])
     keys, values = (
-        rearrange(stored[table], "block kv place width -> kv (block place) width")[:, :length]
-        for stored in cache.layer(layer)
+        rearrange(stored[group.table], "row block kv place width -> row kv (block place) width")
+        for stored in (keys, values)
     )
-    places = torch.arange(length, device=queries.device)
-    own = places[length - new :].unsqueeze(1)
-    seen = places <= own
-    if attention.window is not None:
-        seen &= places > own - attention.window
-    queries = queries.transpose(0, 1)
+    queries = queries.transpose(1, 2)
     if attention.softcap is None:
         read = F.scaled_dot_product_attention(
-            queries.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=seen, scale=attention.scale,
-            enable_gqa=len(keys) != len(queries),
-        )[0]  # fmt: skip
+            queries, keys, values, attn_mask=seen, scale=attention.scale, enable_gqa=keys.shape[1] != queries.shape[1]
+        )
     else:
-        grouped = queries.reshape(len(keys), -1, queries.shape[-1])  # a group's queries under one another
-        scores = torch.baddbmm(queries.new_zeros(()), grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
-        weights = _weights(attention, scores.view(len(queries), new, length), ~seen)
-        read = torch.bmm(weights.view(len(keys), -1, length), values).view_as(queries)
-    return read.transpose(0, 1).flatten(1)
+        kv = keys.shape[1]
+        grouped = rearrange(queries, "row (kv group) token width -> (row kv) (group token) width", kv=kv)
+        scores = torch.baddbmm(
+            queries.new_zeros(()), grouped, keys.flatten(0, 1).mT, beta=0, alpha=attention.scale
+        ).view(*queries.shape[:3], -1)
+        weights = _weights(attention, scores, ~seen).view(*grouped.shape[:2], -1)
+        read = torch.bmm(weights, values.flatten(0, 1)).view_as(queries)
+    return rearrange(read, "row head token width -> row token (head width)")
 
 
 def _weights(attention: Attention, scores: Tensor, hidden: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def stale(write: Any) -> Any:
     calls = iter(range(10**6))
 
     def forgetful(self: attention.Step, layer: int, keys: Tensor, values: Tensor) -> None:
-        if next(calls) % 3 or not self.all_single:
+        if next(calls) % 3 or self.groups:
             write(self, layer, keys, values)
 
     return forgetful
@@ -120,7 +120,9 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Plant]] = {
     "interleaved for stacked heads": ("gpt_neox", {}, stacked),
     "another activation": ("gpt2", {"activation_function": "gelu"}, layers(mlp_activation="quick_gelu")),
     "tanh for exact gelu": ("gpt_neox", {}, layers(mlp_activation="gelu_new")),
-    "last token": ("llama", {}, patched(attention.Step, "hidden", lambda f: lambda self, w: f(self, w).roll(1, 1))),
+    "causal mask": ("gemma2", {}, patched(
+        attention.Group, "seen", lambda f: lambda self, w, b: f(self, w, b).roll(1, -1))),
+    "last token": ("llama", {}, patched(attention.Singles, "hidden", lambda f: lambda self, w: f(self, w).roll(1, -1))),
     "blocks of another row": ("llama", {}, patched(
         cache.KVCache, "layer", lambda f: lambda self, i: tuple(x.roll(1, 0) for x in f(self, i)))),
 }  # fmt: skip
