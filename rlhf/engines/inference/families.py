@@ -155,6 +155,9 @@ def _phi(config: PreTrainedConfig) -> DecoderSpec:
     head_dim = fields.head_dim(config)
     norm = _layer_norm(config.layer_norm_eps)
     rotary = fields.rotary(config, "phi.modeling_phi.PhiRotaryEmbedding", head_dim, partial=True)
+    share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    if int(head_dim * share) != 2 * len(rotary.inv_freq):  # its module splits heads by the one, turns them by the other
+        raise Unsupported(f"partial_rotary_factor {share}: no even number of a head's {head_dim} dimensions")
     attention = Attention(
         heads=config.num_attention_heads, kv_heads=fields.kv_heads(config), head_dim=head_dim, scale=head_dim**-0.5,
         softcap=None, window=None, rotary=rotary, qk_norm=norm if config.qk_layernorm else None,

@@ -47,6 +47,7 @@ LONGROPE = {
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads 3: does not divide the 4 query heads"),
         ("llama", {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "4 of a head's 8 dimensions are rotated"),
         ("gpt_neox", {"head_dim": 16}, "head_dim 16 with 4 heads and width 32"),
+        ("phi", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.125}, "no even number of a head's 8 dimensions"),
         ("phi", {"head_dim": 16}, "head_dim 16 with 4 heads and width 32"),
         ("llama", {"per_layer_config": {0: {"num_key_value_heads": 4}}}, "per_layer_config"),
     ],
