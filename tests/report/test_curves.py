@@ -53,7 +53,7 @@ def test_lines_of_one_run_differ_in_colour_and_those_of_several_in_dashes(tmp_pa
     one, other = read_runs([simple(tmp_path / "one"), simple(tmp_path / "other")])
     (chart,) = charts(["kl/sequence", "eval/kl"])["Distance from the reference"]
     (line,) = traces(chart, [(one, one.stages[1])], [one])
-    assert line["x"] == [1, 2] and line["y"] == [1, 2] and line["name"] == "rollouts" and line["iterations"] == [1, 2]
+    assert line["x"] == [1, 2] and line["y"] == [1, 2] and line["name"] == "rollouts" and line["steps"] == [1, 2]
     lines = traces(chart, [(run, run.stages[1]) for run in (one, other)], [one, other])
     assert [(line["name"], line["colour"], line["dash"]) for line in lines] == [
         ("one · rollouts", 0, 0),

@@ -110,7 +110,7 @@ def test_what_a_run_that_pays_for_repetition_shows(tmp_path):
     found = Page(html)
     assert "What the score goes with" in found.text and "“wow” among the words" in found.text
     assert "The score pays for" in found.text and "to look at" in found.text
-    assert "score 8 (of wows 7)" in found.text and "<mark>wow wow" in html
+    assert "score 8 (of wows 7)" in found.text and '<mark class="paid">wow</mark>' in html
     links = [a["href"] for tag, a in found.tags if tag == "a"]
     assert {"#paid-2", "#answers-2"} <= set(links)
     assert found.text.index("What the score goes with") < found.text.index("Answers to the same held-out prompts")
