@@ -23,8 +23,8 @@ GOES_WITH = 0.5
 """Rank correlation of a score with something about the answers, at least twice that of every other judge."""
 ALONE = 0.8
 """The same of a word or a way of writing where there is no other judge: to say a good word may well be good."""
-CHANCE = 3.0
-"""Deviations of a correlation where there is nothing, by Fisher's transformation; more than them is no chance."""
+CHANCE = 4.0
+"""Deviations of a correlation of nothing, by Fisher's transformation: of many words, the luckiest is to stay below."""
 MORE = 0.1
 """A share has risen by this much."""
 LONGER = 1.5

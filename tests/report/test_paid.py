@@ -173,7 +173,7 @@ def test_a_score_that_goes_with_a_word_as_it_should_is_passed_over(tmp_path, jud
     assert [trait.name for trait in paid_for(record)] == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_of_few_answers_chance_alone_is_not_taken_for_anything(tmp_path, seed):
     """Among many words of eight answers, one always goes with the score by chance."""
     draw = random.Random(seed)
