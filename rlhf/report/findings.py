@@ -98,12 +98,14 @@ def paid_for(stage: StageRecord) -> Iterator[Finding]:
     first, last = (f"{v:.0%}" if most.share else number(round(v, 1)) for v in (most.first, most.last))
     which = f" (“{most.word}” in most of the last ones)" if most.kind == "commonest" else ""
     text = (
-        f"Among answers of the same evaluation, those with {'more' if most.own > 0 else 'fewer'} {most.name}{which} score "
-        f"higher: rank correlation {number(round(abs(most.own), 2))}{judges}. On average, {most.name}: "
+        f"Among answers of the same evaluation, those with {'more' if most.own > 0 else 'fewer'} {most.name}{which} "
+        f"score higher: rank correlation {number(round(abs(most.own), 2))}{judges}. On average, {most.name}: "
         f"{first} at the start, {last} at the end. {score_text(stage)}."
     )
     if further := {trait.name: trait for trait in suspects[1:]}:
-        text += f" Less closely, it goes with {', '.join(f'{n} ({number(round(t.own, 2))})' for n, t in further.items())}."
+        text += (
+            f" Less closely, it goes with {', '.join(f'{n} ({number(round(t.own, 2))})' for n, t in further.items())}."
+        )
     yield Finding(f"The score pays for {_what_is_paid(most)}", text, PAID)
 
 
@@ -310,7 +312,8 @@ def unfinished(stage: StageRecord) -> Iterator[Finding]:
     elif stage.state == "interrupted":
         yield Finding("The stage was interrupted", f"It was asked to stop. {its} {again}")
     else:
-        text = f"It is still running, or was killed without being able to say so. {its} If it was killed: {again[0].lower()}{again[1:]}"
+        text = f"It is still running, or was killed so that it could leave no word. {its} If it was killed: "
+        text += again[0].lower() + again[1:]
         yield Finding("The stage is not finished", text)
 
 

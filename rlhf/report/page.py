@@ -88,7 +88,7 @@ class StageView:
     records: list[tuple[RunRecord, StageRecord]]
     tiles: list[Tile]
     groups: dict[str, Group]
-    traits: dict[str, Sequence[Trait]]
+    traits: dict[str, tuple[Trait, ...]]
     paid: dict[str, Trait]
     stories: dict[str, list[Story]]
     rollouts: dict[str, list[Sampled]]

@@ -29,7 +29,11 @@ def rising(start, end, count=20):
 
 # Curves that a rule must speak of, the title, and a part of its text; and curves of the same that it must pass over.
 CASES = [
-    ({"kl/sequence": rising(0, 30)}, "The policy is far from the reference", "30 nats per response at most, at iteration 20; 30 at the end. The policy writes there"),
+    (
+        {"kl/sequence": rising(0, 30)},
+        "The policy is far from the reference",
+        "30 nats per response at most, at iteration 20; 30 at the end. The policy writes there",
+    ),
     ({"policy/entropy": rising(2.0, 0.2)}, "The entropy has collapsed", "From 1.95 to 0.247 nats per token"),
     ({"rollout/length": rising(10, 40)}, "The answers grow", "From 10.8 to 39.2 tokens."),
     ({"rollout/length": rising(40, 5)}, "The answers shrink", "From 39.1 to 5.92 tokens."),

@@ -117,7 +117,6 @@ def test_what_a_run_that_pays_for_repetition_shows(tmp_path):
     assert {"#paid-2", "#answers-2"} <= set(links)
     assert found.text.index("What the score goes with") < found.text.index("Answers to the same held-out prompts")
 
-
     (told,) = [a for tag, a in found.tags if tag == "a" and a.get("class") == "state grave"]
     boxes = [a for tag, a in found.tags if tag == "li" and a.get("class") in ("grave", "mild")]
     assert told["href"] == "#look" and f"{len(boxes)} to look at" in found.text

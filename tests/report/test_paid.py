@@ -69,7 +69,7 @@ def written(folder, write, score, *, gold=None, cut=None, evaluations=4, answers
 
 
 def some(draw, *counts, words=()):
-    """A text of ordinary words, as many as the first of the counts, and of the given ones as often as the others say."""
+    """A text of ordinary words, as many as the first count says, and of the given ones as many as the others."""
     found = [draw.choice(PLAIN) for _ in range(round(counts[0]))]
     for word, count in zip(words, counts[1:], strict=True):
         found += [word] * round(count)
