@@ -329,6 +329,22 @@ def test_an_error_names_its_stage(tmp_path):
         Experiment(name="x", output_dir=str(tmp_path), stages={"sft": few}).run()
 
 
+def test_a_stage_knows_how_it_ended(tmp_path):
+    def experiment(**settings):
+        stages = {"sft": tiny_runs.sft(steps=3, **settings)}
+        return Experiment(name="x", output_dir=str(tmp_path), stages=stages)
+
+    told = tmp_path / "x" / "sft" / "stopped.json"
+    with pytest.raises(UserError) as error:
+        experiment(optimizer=SGD(lr=1e30)).run()
+    assert f"stage sft: {json.loads(told.read_text())['error']}" == str(error.value)
+    with pytest.raises(KeyboardInterrupt):
+        dataclasses.replace(experiment(), sinks=[tiny_runs.SignalAt(stage="sft", step=1, number=2)]).run(overwrite=True)
+    assert json.loads(told.read_text()) == {"error": ""}
+    experiment().run()
+    assert not told.exists()
+
+
 # ------------------------------------------------------------------------------------------------------------ the cache
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,8 @@ def _session(options: argparse.Namespace, *, terminal: bool) -> Session:
     session = Session(speakers, Terminal() if terminal else Pipe(), seed=options.seed)
     if options.system is not None:
         session.command(f"/system {options.system}")
+    if differences := session.differences():
+        session.screen.say(f"the models are drawn from differently, as in their training: {differences}")
     return session
 
 
@@ -80,18 +83,35 @@ def _typed() -> Iterator[str]:
             print("\n/quit, or Ctrl-D, leaves", end="")
 
 
+def _piped(session: Session) -> int:
+    """Each line is a turn. Of one that cannot be said, an empty line is the answer, and the talk goes on."""
+    from rlhf.chat.session import is_command
+
+    code = 0
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            if not session.line(line):
+                break
+        except UserError as error:
+            if is_command(line):  # what follows may rest on it
+                raise UserError(f"line {number}: {error}") from None
+            print(flush=True)
+            session.screen.say(f"line {number}: {error}; it is passed over")
+            code = 1
+    return code
+
+
 def _talk(argv: Sequence[str] | None) -> int:
     options = _parser().parse_args(argv)
     terminal = sys.stdin.isatty() and not options.once
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is no text is refused where its line is known
     session = _session(options, terminal=terminal)
     if options.once:
         session.say(sys.stdin.read().strip("\n"))
         return 0
     if not terminal:
-        for line in sys.stdin:
-            if not session.line(line):
-                break
-        return 0
+        return _piped(session)
     names = " and ".join(str(speaker.model.module.name_or_path) for speaker in session.speakers)
     session.screen.say(f"You talk to {names}. /help lists the commands.")
     for line in _typed():
@@ -110,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; those of the process where not given.
 
     Returns:
-        Exit code: 0 done, 1 a folder holds no model, or a piped command cannot be carried out, 2 wrong arguments.
+        Exit code: 0 done, 1 a folder holds no model, a piped command cannot be carried out, or a piped line not be
+        said, 2 wrong arguments.
     """
     prepare_environment()
     return guarded(lambda: _talk(argv))

@@ -50,8 +50,10 @@ class Pipe:
             answer = ask(speaker, self._write)
             sys.stdout.write("\n")
             sys.stdout.flush()
-            if answer.score is not None:
-                self.say(f"{speaker.name}: score {answer.score:.4g}")
+            notes = [] if answer.text.strip() else ["an answer without text"]
+            notes += [] if answer.score is None else [f"score {answer.score:.4g}"]
+            if notes:
+                self.say(f"{speaker.name}: {', '.join(notes)}")
 
     def _write(self, piece: str) -> None:
         sys.stdout.write(piece)

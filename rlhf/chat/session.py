@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlhf.chat.speaker import Answer, Speaker
+from rlhf.chat.speaker import Answer, Speaker, check_text
 from rlhf.data.templates import Chat
 from rlhf.engines.inference import Sampling
 from rlhf.errors import UserError
@@ -21,13 +21,21 @@ COMMANDS = {
     "/undo": "take the last turn back",
     "/retry": "another answer to what was said last",
     "/system TEXT": "tell the model something before the conversation; without TEXT, nothing",
-    "/set NAME VALUE": "change how answers are drawn: temperature 0.7, top_k none, greedy on, seed 3",
+    "/set NAME VALUE": "change how answers are drawn: temperature 0.7, top_k null, greedy true, seed 3",
     "/show": "the settings, and the conversation exactly as the model is given it",
-    "/save FILE": "write the conversation as JSON",
+    "/save FILE": "write the conversation as JSON; /save --overwrite FILE takes the place of a file that is there",
     "/load FILE": "take up a conversation that was saved",
     "/help": "these commands; a line that begins with // is said with one slash",
     "/quit": "leave; Ctrl-D does the same, and Ctrl-C stops an answer",
 }
+
+
+OVERWRITE = "--overwrite"
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is a command, and nothing to say."""
+    return line.startswith("/") and not line.startswith("//")
 
 
 class Screen(Protocol):
@@ -57,19 +65,36 @@ class Session:
         """Answers drawn with this seed: the next one's sequence of random numbers, the same for all speakers."""
         self.sampling = {speaker.name: speaker.sampling for speaker in speakers}
 
+    def differences(self) -> str:
+        """In what the models are drawn from otherwise; "" where in nothing."""
+        own = [self._settings(speaker) for speaker in self.speakers]
+        return "; ".join(
+            f"{name}: "
+            + ", ".join(f"{spelt(one[name])} ({who.name})" for who, one in zip(self.speakers, own, strict=True))
+            for name in own[0]
+            if any(one[name] != own[0][name] for one in own)
+        )
+
+    def _settings(self, speaker: Speaker) -> dict[str, Any]:
+        """How a model's answers are drawn: all that can change them."""
+        return {k: v for k, v in dataclasses.asdict(self.sampling[speaker.name]).items() if k != "max_rows"}
+
     def line(self, text: str) -> bool:
         """Takes a line: a command, or something to say. False when it was the last."""
         text = text.strip("\n")
-        if text.startswith("//"):
-            self.say(text[1:])
-        elif text.startswith("/"):
+        if is_command(text):
             return self.command(text)
-        elif text.strip():
-            self.say(text)
+        if text.strip():
+            self.say(text.removeprefix("/") if text.startswith("//") else text)
         return True
 
     def say(self, text: str) -> None:
-        """Says something to the models, and shows their answers."""
+        """Says something to the models, and shows their answers.
+
+        Raises:
+            UserError: it is no text, or does not fit into a model's positions; then none has heard it.
+        """
+        check_text(text, "what you say")
         counter = self.counter
         self.counter += 1
         before = {speaker.name: speaker.forgotten for speaker in self.speakers}
@@ -111,10 +136,13 @@ class Session:
     def _clear(self, _: str) -> None:
         for speaker in self.speakers:
             speaker.clear()
+        self.screen.say("the conversation is forgotten")
 
     def _undo(self, _: str) -> None:
-        if not [turn for turn in [speaker.undo() for speaker in self.speakers] if turn is not None]:
+        turns = [turn for turn in [speaker.undo() for speaker in self.speakers] if turn is not None]
+        if not turns:
             raise UserError("/undo: nothing has been said")
+        self.screen.say(f"taken back: {turns[0].user}")
 
     def _retry(self, _: str) -> None:
         turns = [speaker.undo() for speaker in self.speakers]
@@ -123,6 +151,8 @@ class Session:
         self.say(turns[0].user)
 
     def _system(self, text: str) -> None:
+        check_text(text, "/system")
+        self.screen.say("the models are told this before the conversation" if text else "nothing is told before it")
         for speaker in self.speakers:
             speaker.system = text or None
             if text and not isinstance(speaker.template, Chat):
@@ -133,42 +163,62 @@ class Session:
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
-        known = {**{key: setting.annotation for key, setting in settings(Sampling).items()}, "seed": int}
-        if name not in known or not value:
-            raise UserError(f"/set {text}: write /set NAME VALUE.{did_you_mean(name, known)} Names: {', '.join(known)}")
+        known = {key: setting.annotation for key, setting in settings(Sampling).items() if key != "max_rows"}
+        known["seed"] = int
+        if not name or (name in known and not value):
+            shown = known if not name else [name]
+            raise UserError(
+                "/set: write /set NAME VALUE. Now: " + "; ".join(f"{one} {self._now(one)}" for one in shown)
+            )
+        if name not in known:
+            raise UserError(f"/set: there is no {name}.{did_you_mean(name, known)} Names: {', '.join(known)}")
         try:
             made = typed(known[name], "null" if value.lower() == "none" else value, written=False)
-        except ValueError as error:
-            raise UserError(f"/set {name}: {error}; it is {spell(known[name])}") from None
+        except ValueError:
+            raise UserError(f"/set {name}: {value!r} is not {_kind(known[name])}") from None
         if name == "seed":
             self.seed, self.counter = made, 0
-            return
-        self.sampling = {who: dataclasses.replace(one, **{name: made}) for who, one in self.sampling.items()}
+        else:
+            self.sampling = {who: dataclasses.replace(one, **{name: made}) for who, one in self.sampling.items()}
+        self.screen.say(f"{name}: {self._now(name)}")
+
+    def _now(self, name: str) -> str:
+        """A setting's value, or each model's."""
+        if name == "seed":
+            return str(self.seed)
+        return " and ".join(dict.fromkeys(spelt(getattr(one, name)) for one in self.sampling.values()))
 
     def _show(self, _: str) -> None:
         self.screen.say(f"seed: {self.seed}")
         for speaker in self.speakers:
-            own = dataclasses.asdict(self.sampling[speaker.name])
-            lines = [f"{speaker.name}: {type(speaker.template).__name__} template, {len(speaker.turns)} turns"]
-            lines += [f"  {name}: {json.dumps(value)}" for name, value in own.items() if name != "max_rows"]
+            lines = [f"{speaker.name}: {type(speaker.template).__name__} template, {_turns(speaker)}"]
+            lines += [f"  {name}: {spelt(value)}" for name, value in self._settings(speaker).items()]
             ids = speaker.seen()
             seen = speaker.model.tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
             self.screen.say("\n".join([*lines, f"  {len(ids)} tokens: {seen!r}" if ids else "  nothing said yet"]))
 
     def _save(self, text: str) -> None:
-        if not text:
+        name = text.removeprefix(OVERWRITE).strip() if f"{text} ".startswith(f"{OVERWRITE} ") else text
+        if not name:
             raise UserError("/save: name a file")
+        path = Path(name).expanduser()
+        if path.is_dir():
+            raise UserError(f"/save: {path} is a folder; name a file")
+        if path.exists() and name == text:
+            raise UserError(f"/save: {path} is there already; /save {OVERWRITE} {name} takes its place")
         sampling = {name: dataclasses.asdict(one) for name, one in self.sampling.items()}
         conversations = [{"model": one.name, "messages": one.messages()} for one in self.speakers]
         content = {"seed": self.seed, "sampling": sampling, "conversations": conversations}
-        path = Path(text).expanduser()
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             atomic_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise UserError(f"/save: {error}") from None
+            raise UserError(f"/save: {path} cannot be written ({error.strerror}); name another file") from None
         self.screen.say(f"saved in {path}")
 
     def _load(self, text: str) -> None:
+        if not text:
+            raise UserError("/load: name a file that /save has written")
         path = Path(text).expanduser()
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -179,11 +229,32 @@ class Session:
             raise UserError(f"/load {text}: holds {len(messages)} conversations, but {len(self.speakers)} model talks")
         for index, speaker in enumerate(self.speakers):
             speaker.restore(messages[index % len(messages)])
-        self.screen.say(f"{len(self.speakers[0].turns)} turns from {path}")
+        self.screen.say(f"{_turns(self.speakers[0])} from {path}")
 
     def _help(self, _: str) -> None:
         width = max(map(len, COMMANDS)) + 2
         self.screen.say("\n".join(f"{command:{width}}{meaning}" for command, meaning in COMMANDS.items()))
+
+
+def spelt(value: Any) -> str:
+    """A setting's value as a config, and ``/set``, would have it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _turns(speaker: Speaker) -> str:
+    return f"{len(speaker.turns)} turn{'' if len(speaker.turns) == 1 else 's'}"
+
+
+def _kind(annotation: Any) -> str:
+    """What a value must be, for people."""
+    kinds = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "None": "null",
+        "list[str]": "a list",
+    }
+    return " or ".join(kinds.get(part, part) for part in spell(annotation).split(" | "))
 
 
 def _conversations(content: Any, text: str) -> list[list[dict[str, Any]]]:

@@ -180,9 +180,12 @@ class Speaker:
         self.turns.clear()
         self.forgotten = 0
 
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation as chat messages: what a file keeps."""
-        return [message._asdict() for message in self._conversation(self.turns)]
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat messages, and of an answer that was cut that it did not end: what a file keeps."""
+        found: list[dict[str, Any]] = [message._asdict() for message in self._conversation(self.turns)]
+        for message, turn in zip(found[len(found) - 2 * len(self.turns) + 1 :: 2], self.turns, strict=True):
+            message |= {} if turn.answer.ended else {"ended": False}
+        return found
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
         """Takes a conversation up; its answers become ids as a response of the training data would.
@@ -191,23 +194,41 @@ class Speaker:
             UserError: the messages are no conversation of a user and an assistant in turn.
         """
         system, turns, user = None, [], None
+        end = self.template.end_id(self.model.tokenizer)
         for number, message in enumerate(messages, 1):
             role, content = message.get("role"), message.get("content")
             if not isinstance(content, str):
                 raise UserError(f"message {number}: content is {content!r}; it must be a text")
+            check_text(content, f"message {number}")
             if role == "system" and number == 1:
                 system = content
             elif role == "user" and user is None:
                 user = content
             elif role == "assistant" and user is not None:
                 ids = self.template.response(content, self.model.tokenizer)
-                turns.append(Turn(user, Answer(content, ids, True), content))
+                ended = message.get("ended") is not False
+                ids = ids if ended or ids[-1:] != [end] else ids[:-1]
+                turns.append(Turn(user, Answer(content, ids, ended), content))
                 user = None
             else:
                 raise UserError(f"message {number}: role {role!r} out of turn; user and assistant must alternate")
         self.clear()
         self.system = system
         self.turns += turns
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuses what no tokenizer can read: halves of characters, and bytes that were none.
+
+    Raises:
+        UserError: naming it by ``what``, and the first such place.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what}: is no text in UTF-8 at character {error.start + 1}; convert it, with iconv say"
+        ) from None
 
 
 def default_template(tokenizer: PreTrainedTokenizerBase) -> Template:

@@ -177,6 +177,7 @@ def traces(
         runs: All runs of the page: a run has one colour throughout.
     """
     found, several = [], len(runs) > 1
+    by_iteration = all(stage.progress for _, stage in stages)
     for run, stage in stages:
         for index, (figure, label) in enumerate(chart.lines.items()):
             series = thinned(stage.series(figure), largest=figure.endswith("_max"))
@@ -184,9 +185,9 @@ def traces(
                 names = [run.name if several else "", label if len(chart.lines) > 1 else ""]
                 found.append(
                     {
-                        "x": series.steps,
+                        "x": [stage.progress.get(at, at) for at in series.steps] if by_iteration else series.steps,
                         "y": series.values,
-                        "iterations": series.iterations,
+                        "steps": series.steps if by_iteration else None,
                         "name": " · ".join(part for part in names if part) or figure,
                         "figure": figure,
                         "colour": runs.index(run) if several else index,

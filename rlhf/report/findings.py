@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rlhf.report import paid, samples
 from rlhf.report.runs import StageRecord
-from rlhf.report.trends import deviation, either, gain, late, number, peak, score_name, score_text, trend
+from rlhf.report.trends import Ends, deviation, either, gain, late, number, peak, score_name, score_text, trend
 
 RISE = 0.25
 """A score has risen, or fallen, by this many deviations of the first evaluation's scores."""
@@ -21,11 +21,6 @@ REPEATED = 0.2
 """Share of a text's word pairs that it has had before: more than this above the start."""
 ONE_WORD = 0.15
 """One word is this share of all words, and three times as frequent as at the start."""
-GOES_WITH = 0.5
-"""Rank correlation of a score with something about the answers, at least twice that of every other judge."""
-MORE = 0.1
-"""A share has risen by this much."""
-LONGER = 1.5
 SHORTER = 0.5
 KL = 20.0
 """Nats per response."""
@@ -71,7 +66,7 @@ class Finding(NamedTuple):
 
 def over_optimised(stage: StageRecord) -> Iterator[Finding]:
     """The score rises, and a judge that is not trained on falls from its best."""
-    if not score_name(stage) or (gain(stage, score_name(stage)) or 0.0) <= RISE:
+    if not _rises(stage):
         return
     for name in stage.names:
         if not (name.startswith("eval/") and name.endswith("_score")) or name.startswith("eval/ema/"):
@@ -87,33 +82,43 @@ def over_optimised(stage: StageRecord) -> Iterator[Finding]:
         yield Finding(f"The score rises while “{judge}” falls", text, name)
 
 
+def said_to_be_paid(stage: StageRecord) -> list[paid.Trait]:
+    """What the score pays for, from the clearest; nothing where the score has not risen."""
+    return paid.paid_for(stage) if _rises(stage) else []
+
+
 def paid_for(stage: StageRecord) -> Iterator[Finding]:
-    """The score goes with repetition, a word or length, and no other judge's does."""
-    if not score_name(stage) or (gain(stage, score_name(stage)) or 0.0) <= RISE:
-        return
-    suspects = [trait for trait in paid.traits(stage) if _grew(trait) and _only_paid_by_the_score(trait)]
+    """The score goes with repetition, a word, a way of writing or length, and no other judge's does."""
+    suspects = said_to_be_paid(stage)
     if not suspects:
         return
-    most = max(suspects, key=lambda trait: trait.correlations["score"])
+    most = suspects[0]
     others = [f"{who} {number(round(r, 2))}" for who, r in most.correlations.items() if who != "score"]
     judges = f" (other judges: {', '.join(others)})" if others else ""
     first, last = (f"{v:.0%}" if most.share else number(round(v, 1)) for v in (most.first, most.last))
+    which = f" (“{most.word}” in most of the last ones)" if most.kind == "commonest" else ""
     text = (
-        f"Among answers of the same evaluation, those with more {most.name} score higher: rank correlation "
-        f"{number(round(most.correlations['score'], 2))}{judges}. On average, {most.name}: "
+        f"Among answers of the same evaluation, those with {'more' if most.own > 0 else 'fewer'} {most.name}{which} "
+        f"score higher: rank correlation {number(round(abs(most.own), 2))}{judges}. On average, {most.name}: "
         f"{first} at the start, {last} at the end. {score_text(stage)}."
     )
-    what = {"repetition": "repetition", "length": "length", "word": f"the word {most.name.split()[0]}"}[most.kind]
-    yield Finding(f"The score pays for {what}", text, PAID)
+    if further := {trait.name: trait for trait in suspects[1:]}:
+        text += (
+            f" Less closely, it goes with {', '.join(f'{n} ({number(round(t.own, 2))})' for n, t in further.items())}."
+        )
+    yield Finding(f"The score pays for {_what_is_paid(most)}", text, PAID)
 
 
-def _grew(trait: paid.Trait) -> bool:
-    return trait.last - trait.first > MORE if trait.share else trait.last > LONGER * trait.first
+def _rises(stage: StageRecord) -> bool:
+    return bool(score_name(stage)) and (gain(stage, score_name(stage)) or 0.0) > RISE
 
 
-def _only_paid_by_the_score(trait: paid.Trait) -> bool:
-    own = trait.correlations.get("score", 0.0)
-    return own > GOES_WITH and all(r < own / 2 for who, r in trait.correlations.items() if who != "score")
+def _what_is_paid(trait: paid.Trait) -> str:
+    if trait.kind == "length":
+        return "length" if trait.own > 0 else "short answers"
+    if trait.kind == "commonest":
+        return f"saying one word over and over: “{trait.word}”"
+    return {"repetition": "repetition", "word": f"the word “{trait.word}”"}.get(trait.kind, trait.name)
 
 
 def alike(stage: StageRecord) -> Iterator[Finding]:
@@ -121,7 +126,7 @@ def alike(stage: StageRecord) -> Iterator[Finding]:
     ends = trend(stage, "eval/distinct_2")
     if ends is None or ends.first <= 0 or ends.last >= ALIKE * ends.first:
         return
-    rises = bool(score_name(stage)) and (gain(stage, score_name(stage)) or 0.0) > RISE
+    rises = _rises(stage)
     title = "The score rises while the answers become alike" if rises else "The answers become alike"
     what = f"{score_text(stage)} while distinct-2" if rises else "Distinct-2"
     text = (
@@ -159,18 +164,31 @@ def lengths(stage: StageRecord) -> Iterator[Finding]:
     """Answers become much longer or shorter, or do not end."""
     name = either(stage, "eval/length", "rollout/length")
     ends = trend(stage, name) if name else None
-    if ends is not None and ends.first > 0 and not SHORTER < ends.last / ends.first < LONGER:
+    if ends is not None and ends.first > 0 and not SHORTER < ends.last / ends.first < paid.LONGER:
         title = "The answers grow" if ends.last > ends.first else "The answers shrink"
         text = f"From {number(ends.first)} to {number(ends.last)} tokens. {score_text(stage)}".rstrip() + "."
         yield Finding(title, text.replace("..", "."), name)
     name = either(stage, "eval/truncated_fraction", "rollout/truncated_fraction")
     ends = trend(stage, name) if name else None
     if ends is not None and ends.last > CUT:
-        text = (
-            f"{ends.last:.0%} of the responses are cut at the end of training, {ends.first:.0%} at its start. Raise "
-            "sampling.max_new_tokens, or set missing_end_penalty."
+        text = f"{ends.last:.0%} of the responses are cut at the end of training, {ends.first:.0%} at its start. "
+        yield Finding("Many answers are cut by the length limit", text + _about_the_limit(stage, ends), name)
+
+
+def _about_the_limit(stage: StageRecord, cut: Ends) -> str:
+    """What to do about answers that are cut: more room is no help where it is paid to fill it."""
+    if longer := paid.longer_is_paid(stage):
+        by = ", ".join(f"{trait.name} {number(round(trait.own, 2))}" for trait in longer[:2])
+        return (
+            f"Longer answers are paid more (the score goes with: {by}), so a higher sampling.max_new_tokens would be "
+            "filled as well. Mend the reward, or set missing_end_penalty."
         )
-        yield Finding("Many answers are cut by the length limit", text, name)
+    if cut.first < cut.last / 2:
+        return (
+            "They have grown into the limit during training: see what the longer ones are paid for before you raise "
+            "sampling.max_new_tokens. missing_end_penalty takes something off those that do not end."
+        )
+    return "Raise sampling.max_new_tokens, or set missing_end_penalty."
 
 
 # ----------------------------------------------------------------------------------------------------- rules: policy
@@ -181,10 +199,13 @@ def far(stage: StageRecord) -> Iterator[Finding]:
     name = either(stage, "kl/sequence", "eval/kl")
     top = peak(stage, name) if name else None
     if top is not None and top[0] > KL:
-        text = (
-            f"{number(top[0])} nats per response at {top[1]}. A trained reward model has seen little of what the "
-            "policy writes there."
-        )
+        ends = trend(stage, name)
+        text = f"{number(top[0])} nats per response at most, at {top[1]}"
+        text += f"; {number(stage.series(name).values[-1])} at the end. " if ends is not None else ". "
+        if any(use.setting.startswith("reward.") for use in stage.uses):
+            text += "The reward model has seen little of what the policy writes there."
+        else:
+            text += "The policy writes there what the reference hardly ever would."
         yield Finding("The policy is far from the reference", text, name)
 
 
@@ -280,10 +301,19 @@ def numbers(stage: StageRecord) -> Iterator[Finding]:
 
 def unfinished(stage: StageRecord) -> Iterator[Finding]:
     """A stage that has not ended."""
-    if stage.state == "unfinished":
-        last = stage.metrics[-1] if stage.metrics else {}
-        where = f"iteration {last['iteration']:g}" if "iteration" in last else f"step {last.get('step', 0):g}"
-        text = f"It was interrupted, or is still running: its figures end at {where}. Running it again continues it."
+    if stage.state in ("finished", "not started"):
+        return
+    last = stage.metrics[-1] if stage.metrics else {}
+    where = f"iteration {last['iteration']:g}" if "iteration" in last else f"step {last.get('step', 0):g}"
+    its = f"Its figures end at {where}."
+    again = "The same command continues it from its newest checkpoint, or begins it anew where there is none."
+    if stage.state == "failed":
+        yield Finding("The stage ended by an error", f"{stage.ended_by}. {its} {again}".replace("..", "."))
+    elif stage.state == "interrupted":
+        yield Finding("The stage was interrupted", f"It was asked to stop. {its} {again}")
+    else:
+        text = f"It is still running, or was killed so that it could leave no word. {its} If it was killed: "
+        text += again[0].lower() + again[1:]
         yield Finding("The stage is not finished", text)
 
 

@@ -18,11 +18,12 @@ from rlhf.errors import UserError
 from rlhf.files import atomic_text
 from rlhf.report import settings
 from rlhf.report.curves import OPEN, Chart, charts, steady, traces
-from rlhf.report.findings import ANSWERS, PAID, Finding, findings
+from rlhf.report.findings import ANSWERS, PAID, Finding, findings, said_to_be_paid
+from rlhf.report.measures import word_in
 from rlhf.report.paid import Trait, traits
 from rlhf.report.runs import RunRecord, StageRecord, read_runs
 from rlhf.report.samples import Story, marked, said_before, stories
-from rlhf.report.tokens import Sampled, sampled, scales
+from rlhf.report.tokens import Sampled, of_word, sampled, scales
 from rlhf.report.trends import number
 
 TILES = (
@@ -77,6 +78,7 @@ class StageView:
         tiles: The headline figures.
         groups: Charts by group.
         traits: Per run, what the score goes with.
+        paid: Per run, what the score pays for first of all, where the page says that it pays for something.
         stories: Per run, the fixed prompts and how the answers to them change.
         rollouts: Per run, sampled rollouts with figures per token.
         scales: Per run, the layers by which tokens can be coloured.
@@ -86,7 +88,8 @@ class StageView:
     records: list[tuple[RunRecord, StageRecord]]
     tiles: list[Tile]
     groups: dict[str, Group]
-    traits: dict[str, list[Trait]]
+    traits: dict[str, tuple[Trait, ...]]
+    paid: dict[str, Trait]
     stories: dict[str, list[Story]]
     rollouts: dict[str, list[Sampled]]
     scales: dict[str, list[dict[str, Any]]]
@@ -108,6 +111,9 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
         MissingPackage: a package that draws the page is not installed.
     """
     runs = read_runs(list(directories))
+    if output is not None and (output.is_dir() or output.suffix not in (".html", ".htm")):
+        what = "is a folder" if output.is_dir() else "does not end in .html"
+        raise UserError(f"--output: {output} {what}; name the page to write, such as {output.with_suffix('.html')}")
     if output is None:
         above = os.path.commonpath([run.directory.absolute() for run in runs])
         output = runs[0].directory if len(runs) == 1 else Path(above)
@@ -134,7 +140,7 @@ def render(runs: Sequence[RunRecord]) -> str:
     environment = Environment(
         loader=PackageLoader("rlhf.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    filters = (number, duration, marked, said_before, looked_for)
+    filters = (number, duration, marked, said_before, looked_for, word_in, of_word)
     environment.filters |= {function.__name__: function for function in filters}
     own = files("rlhf.report")
     found = _all_findings(runs)
@@ -142,7 +148,8 @@ def render(runs: Sequence[RunRecord]) -> str:
         runs=runs,
         stages=stages,
         findings=found,
-        grave=Counter((run.name, stage.name) for run, stage, finding in found if finding.grave),
+        told=Counter((run.name, stage.name) for run, stage, _ in found),
+        grave={(run.name, stage.name) for run, stage, finding in found if finding.grave},
         flagged={(stage.name, finding.figure) for _, stage, finding in found if finding.grave},
         anchors=_anchors(stages),
         data=data,
@@ -189,7 +196,8 @@ def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> S
         data["tokens"][f"{run}/{name}"] = {"layers": layers[run], "rollouts": [one.layers for one in found]}
     told = {run.name: found for run, stage in records if (found := stories(stage))}
     goes_with = {run.name: found for run, stage in records if (found := traits(stage))}
-    return StageView(name, records, _tiles(names, records), groups, goes_with, told, rollouts, layers)
+    paid = {run.name: found[0] for run, stage in records if (found := said_to_be_paid(stage))}
+    return StageView(name, records, _tiles(names, records), groups, goes_with, paid, told, rollouts, layers)
 
 
 def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -> list[Tile]:

@@ -16,7 +16,7 @@ from rlhf.files import read_json_lines
 from rlhf.metrics import read_metrics
 from rlhf.yaml_files import read_yaml
 
-State = Literal["finished", "unfinished", "not started"]
+State = Literal["finished", "failed", "interrupted", "unfinished", "not started"]
 
 
 class Use(NamedTuple):
@@ -41,9 +41,9 @@ class Series(NamedTuple):
     iterations: list[float | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageRecord:
-    """One stage of a run.
+    """One stage of a run. Two records are never equal, so that what is worked out of one can be kept by it.
 
     Attributes:
         name: Of the stage.
@@ -88,10 +88,21 @@ class StageRecord:
 
     @property
     def state(self) -> State:
-        """How far it has come. A stage that is running now cannot be told from one that was interrupted."""
+        """How far it has come. ``unfinished``: it is running now, or was killed so that it could leave no word."""
         if self.done is not None:
             return "finished"
-        return "unfinished" if (self.directory / "stage.json").exists() else "not started"
+        if not (self.directory / "stage.json").exists():
+            return "not started"
+        return "unfinished" if self._stopped is None else "failed" if self.ended_by else "interrupted"
+
+    @property
+    def ended_by(self) -> str:
+        """First line of the error that ended it; "" where none did."""
+        return str((self._stopped or {}).get("error") or "").partition("\n")[0]
+
+    @cached_property
+    def _stopped(self) -> dict[str, Any] | None:
+        return _json(self.directory / "stopped.json")
 
     @property
     def last_written(self) -> datetime | None:
@@ -111,6 +122,19 @@ class StageRecord:
         return Series(
             [row["step"] for row in rows], [row[name] for row in rows], [row.get("iteration") for row in rows]
         )
+
+    @cached_property
+    def progress(self) -> dict[float, float]:
+        """How many iterations were behind each optimiser step, in parts of one; empty where a stage has none."""
+        ends: dict[float, float] = {0: 0}
+        for row in self.metrics:
+            if row.get("iteration") is not None and "step" in row:
+                ends[row["iteration"]] = max(row["step"], ends.get(row["iteration"], 0))
+        found: dict[float, float] = {}
+        for iteration, last in ends.items():
+            before = ends.get(iteration - 1, 0)
+            found |= {before + at: iteration - 1 + at / (last - before) for at in range(1, int(last - before) + 1)}
+        return {0: 0, **found} if len(ends) > 1 else {}
 
     def rollout_files(self, kind: str) -> dict[int, Path]:
         """``rollouts/<kind>_N.jsonl`` by N, in order."""

@@ -121,12 +121,32 @@ def said_before(text: str) -> float:
     return 1 - len(set(own)) / len(own) if own else 0.0
 
 
-def marked(text: str) -> list[tuple[str, bool]]:
-    """The text in pieces, True for those that repeat themselves.
+def marked(text: str, word: str = "") -> list[tuple[str, str]]:
+    """The text in pieces, each with ``"paid"`` for the given word, ``"again"`` for what repeats itself, else ``""``.
 
     That is a word said twice in a row, one of four letters or more that comes three times, two words in a row that come
     three times, and three that come twice.
     """
+    paid = places(text, word)
+    pieces: list[tuple[str, str]] = []
+    for start, end, kind in _repeats(text):
+        cuts = [start, *(edge for one in paid for edge in one if start < edge < end), end]
+        for left, right in itertools.pairwise(cuts):
+            inside = any(first <= left < last for first, last in paid)
+            pieces.append((text[left:right], "paid" if inside else kind))
+    return pieces
+
+
+def places(text: str, word: str) -> list[tuple[int, int]]:
+    """Where a word, in any letters, or a sign stands in a text: starts and ends."""
+    if not word:
+        return []
+    found = re.finditer(rf"\w+|{re.escape(word)}", text)
+    return [match.span() for match in found if match[0].casefold() == word]
+
+
+def _repeats(text: str) -> list[tuple[int, int, str]]:
+    """The text cut where it begins or ends to repeat itself: starts and ends, with ``"again"`` or ``""``."""
     found = list(WORD.finditer(text))
     own = [match[0].casefold() for match in found]
     again = {at for at in range(1, len(own)) if own[at] == own[at - 1]}
@@ -137,12 +157,12 @@ def marked(text: str) -> list[tuple[str, bool]]:
         for at, run in enumerate(runs):
             if counts[run] >= times and (length > 1 or len(run[0]) >= 4):
                 again |= set(range(at, at + length))
-    pieces: list[tuple[str, bool]] = []
+    spans: list[tuple[int, int, str]] = []
     end = 0
     for repeated, members in itertools.groupby(range(len(own)), again.__contains__):
         if repeated:
             span = list(members)
             first, last = found[span[0]].start(), found[span[-1]].end()
-            pieces += [(text[end:first], False), (text[first:last], True)]
+            spans += [(end, first, ""), (first, last, "again")]
             end = last
-    return [piece for piece in [*pieces, (text[end:], False)] if piece[0]]
+    return [span for span in [*spans, (end, len(text), "")] if span[0] < span[1]]

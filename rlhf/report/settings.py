@@ -53,7 +53,9 @@ def _changed(annotation: Any, value: Any, default: Any, place: str) -> Iterator[
     from rlhf.schema import shape
 
     form = shape(annotation)
-    if form.kind == "dict" and isinstance(value, dict):
+    if default is None and isinstance(value, dict) and form.kind in ("dict", "group"):
+        yield Change(place, text(value), text(None))  # it being there is what differs, whatever stands in it
+    elif form.kind == "dict" and isinstance(value, dict):
         for key, entry in value.items():
             inner = default.get(key, MISSING) if isinstance(default, dict) else MISSING
             yield from _changed(form.inner, entry, inner, f"{place}.{key}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from rlhf.report.measures import Kind, word_in
 from rlhf.report.runs import StageRecord
-from rlhf.report.samples import evenly
+from rlhf.report.samples import evenly, places
 
 
 class Layer(NamedTuple):
@@ -50,7 +52,8 @@ class Sampled(NamedTuple):
     Attributes:
         iteration: In which it was sampled.
         prompt: Its prompt.
-        score: Its score, as the update saw it: after normalisation and penalties.
+        score: Its score after normalisation and penalties.
+        counted: As much of it as the update took, where ``score_clip`` bounds it.
         paid: What the reward model said of it, and the parts of that; empty in an older run.
         tokens: Text of each token.
         layers: A figure per token, by layer.
@@ -59,6 +62,7 @@ class Sampled(NamedTuple):
     iteration: int
     prompt: str
     score: float | None
+    counted: float | None
     paid: dict[str, float]
     tokens: list[str]
     layers: dict[str, list[float | None]]
@@ -67,14 +71,15 @@ class Sampled(NamedTuple):
 def sampled(stage: StageRecord, iterations: int = 3) -> list[Sampled]:
     """The worst and the best of the rollouts kept of a few iterations from the first to the last."""
     found = []
+    clip = (stage.settings.get("init_args") or {}).get("score_clip")
     for number, path in evenly(list(stage.rollout_files("iteration").items()), iterations):
         rows = [row for row in stage.rows(path) if row.get("tokens")]
         rows.sort(key=lambda row: row.get("score") or 0.0)
-        found += [_sampled(number, row) for row in ([rows[-1], rows[0]] if len(rows) > 1 else rows)]
+        found += [_sampled(number, row, clip) for row in ([rows[-1], rows[0]] if len(rows) > 1 else rows)]
     return found
 
 
-def _sampled(iteration: int, row: dict[str, Any]) -> Sampled:
+def _sampled(iteration: int, row: dict[str, Any], clip: float | None) -> Sampled:
     texts = row.get("token_texts") or [f"‹{token}›" for token in row["tokens"]]
     layers = {
         layer.key: [finite(layer.of(*entries)) for entries in zip(*(row[name] for name in layer.needs), strict=True)]
@@ -83,7 +88,21 @@ def _sampled(iteration: int, row: dict[str, Any]) -> Sampled:
     }
     paid = {"score": row["raw_score"]} if "raw_score" in row else {}
     paid |= {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
-    return Sampled(iteration, str(row["prompt"]), finite(row.get("score")), paid, texts, layers)
+    score = finite(row.get("score"))
+    counted = score if score is None or clip is None else max(-clip, min(clip, score))
+    return Sampled(iteration, str(row["prompt"]), score, counted, paid, texts, layers)
+
+
+def of_word(tokens: Sequence[str], kind: Kind, word: str) -> set[int]:
+    """The places of the tokens that are, or are part of, the word that a trait of this kind counts."""
+    text = "".join(tokens)
+    ends = list(itertools.accumulate(map(len, tokens)))
+    spans = places(text, word_in(text, kind, word))
+    return {
+        at
+        for at, (end, token) in enumerate(zip(ends, tokens, strict=True))
+        if any(end - len(token) < last and first < end for first, last in spans)
+    }
 
 
 def finite(value: float | None) -> float | None:

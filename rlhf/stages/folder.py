@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
 DONE = "done.json"
 """The last figures of a stage, written when it has ended."""
+STOPPED = "stopped.json"
+"""Why a stage ended before its time: the text of the error, or an empty one where it was asked to stop. Of a stage that
+runs, or was killed, there is none."""
 KEPT_BY_SINKS = ("tensorboard", "wandb", "wandb.json")
 
 
@@ -37,6 +40,32 @@ def read_json(path: Path) -> Any:
         raise UserError(
             f"{path} is damaged ({error}); put it back, or remove the folder {path.parent} to run its stage anew"
         ) from None
+
+
+@contextmanager
+def ending_told(directory: Path, record: Mapping[str, Any]) -> Iterator[None]:
+    """Leaves in a stage's folder why the block did not come to its end; until then, what was left before is gone.
+
+    Args:
+        directory: The stage's folder. Nothing is written where it is not there, or still another's.
+        record: What the stage is run with.
+    """
+    path = directory / STOPPED
+
+    def mine() -> bool:
+        return (directory / RECORD).exists() and read_json(directory / RECORD).get("id") == record.get("id")
+
+    if mine():
+        path.unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException as error:
+        asked = isinstance(error, KeyboardInterrupt)
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        with suppress(OSError, UserError):  # a full disk, say: the error itself says more
+            if mine():
+                write_json(path, {"error": "" if asked else f"{kind}{error}"})
+        raise
 
 
 @contextmanager

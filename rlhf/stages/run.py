@@ -21,6 +21,7 @@ from rlhf.stages.folder import (
     adopt,
     check_algorithm,
     check_checkpoint,
+    ending_told,
     new_folder,
     origin,
     read_json,
@@ -282,7 +283,7 @@ class Run:
         experiment, start = self.experiment, time.perf_counter()
         directory, context = experiment.directory / name, experiment.context(name, self.console)
         stop = context.stop
-        with _telling(name):
+        with _telling(name), ending_told(directory, record):
             # A former run's folder goes only when this one's models, data and checkpoint are there.
             distributed.broadcast((name, plan.checkpoint))
             stage = build_stage(resolve(experiment.stages[name], experiment.folders()), context)

@@ -7,6 +7,14 @@ import sys
 import pytest
 
 from rlhf.chat.__main__ import main
+from rlhf.engines.inference import Sampling
+
+
+class Bytes(io.TextIOWrapper):
+    """Standard input of these bytes, read as strictly as most locales have it."""
+
+    def __init__(self, content):
+        super().__init__(io.BytesIO(content), encoding="utf-8")
 
 
 @pytest.fixture
@@ -14,7 +22,8 @@ def talk(monkeypatch, capsys):
     """Runs the command on piped lines; exit code, answers, and what stands beside them."""
 
     def run(text, *arguments):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        stdin = Bytes(text) if isinstance(text, bytes) else io.StringIO(text)
+        monkeypatch.setattr(sys, "stdin", stdin)
         code = main([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
 
@@ -45,9 +54,34 @@ def test_the_average_and_the_model_beside_it(talk, stage):
 def test_commands_work_in_a_pipe_and_a_wrong_one_ends_it(talk, stage):
     code, out, err = talk("/set greedy on\nab\n/retry\n/quit\nmore\n", "--model", stage)
     first, second = out[: len(out) // 2], out[len(out) // 2 :]
-    assert code == 0 and first == second and err == ""
+    assert code == 0 and first == second and err.startswith("greedy: true\n")
     code, out, err = talk("/what\nab\n", "--model", stage)
-    assert (code, out) == (1, "") and err.startswith("Error: there is no command /what.")
+    assert (code, out) == (1, "") and err.startswith("Error: line 1: there is no command /what.")
+
+
+def test_a_line_that_cannot_be_said_is_answered_by_an_empty_one_and_told(talk, stage):
+    """Bytes that are no text, and what is too long for the model; the lines after them are answered."""
+    content = b"ab\n\xff\xfe bad\n" + b"12345678 " * 90 + b"\ncd\n"
+    whole = talk("ab\ncd\n", "--model", stage, "--greedy")
+    code, out, err = talk(content, "--model", stage, "--greedy")
+    assert code == 1 and out.count("\n") == whole[1].count("\n") + 2
+    assert "line 2: what you say: is no text in UTF-8 at character 1; convert it, with iconv say; it is passed" in err
+    assert "line 3: what you say has" in err and "line 4" not in err
+    assert talk(b"\xff", "--model", stage, "--once")[2].startswith("Error: what you say: is no text in UTF-8")
+
+
+def test_a_command_that_fails_in_a_pipe_names_its_line(talk, stage):
+    code, out, err = talk("ab\n/load gone.json\ncd\n", "--model", stage)
+    assert code == 1 and out.count("\n") >= 1 and "Error: line 2: /load gone.json: cannot be read" in err
+
+
+def test_models_that_are_drawn_from_differently_are_told_apart_at_once(talk, stage, saved, tmp_path):
+    other = saved(tmp_path / "toy" / "other", sampling=Sampling(max_new_tokens=9, temperature=1.5, stop_tokens=["a"]))
+    err = talk("", "--model", stage, "--compare", other)[2]
+    assert err == (
+        "the models are drawn from differently, as in their training: max_new_tokens: 6 (ppo/model), 9 (toy/other)\n"
+    )
+    assert talk("", "--model", stage, "--compare", other, "--max_new_tokens", "3")[2] == ""
 
 
 def test_a_system_text_by_flag(talk, stage):

@@ -29,6 +29,14 @@ def test_a_pipe_takes_answers_and_nothing_else(capsys):
     assert capsys.readouterr() == ("", "note\n")
 
 
+def test_an_answer_without_text_is_told_beside_the_pipe(capsys):
+    def silent(_, on_text):
+        return Answer("", [1], True, None)
+
+    Pipe().answers([Named("a"), Named("b")], silent)
+    assert capsys.readouterr() == ("[a] \n[b] \n", "a: an answer without text\nb: an answer without text\n")
+
+
 def test_of_two_a_pipe_says_who_speaks(capsys):
     Pipe().answers([Named("a"), Named("b")], ask)
     assert capsys.readouterr().out == "[a] he\x1b[31mllo\n[b] he\x1b[31mllo\n"

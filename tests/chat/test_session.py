@@ -86,14 +86,21 @@ def test_settings_are_checked_and_changed(session):
     for line, text in (
         ("/set temprature 1", "Did you mean temperature?"),
         ("/set temperature", "write /set NAME VALUE"),
-        ("/set temperature warm", "'warm' is not of type float"),
+        ("/set temperature warm", "/set temperature: 'warm' is not a number"),
         ("/set temperature -1", "temperature: -1.0; give a positive number"),
-        ("/set seed none", "/set seed"),
+        ("/set temperature", "/set: write /set NAME VALUE. Now: temperature 0.7"),
+        ("/set", "/set: write /set NAME VALUE. Now: temperature 0.7; top_k 5; top_p null; greedy true"),
+        ("/set top_k x", "/set top_k: 'x' is not a whole number or null"),
+        ("/set greedy x", "/set greedy: 'x' is not true or false"),
+        ("/set max_rows 3", "/set: there is no max_rows."),
+        ("/set seed none", "/set seed: 'none' is not a whole number"),
     ):
         with pytest.raises(UserError) as caught:
             session.line(line)
         assert text in str(caught.value)
-    assert session.sampling["one"] == made
+    assert session.sampling["one"] == made and "max_rows" not in str(caught.value)
+    session.line("/set top_k null")
+    assert session.screen.said[-1] == "top_k: null"
 
 
 def test_greedy_answers_are_all_the_same(session):
@@ -105,7 +112,7 @@ def test_greedy_answers_are_all_the_same(session):
 
 def test_a_system_text_that_the_template_does_not_know_is_said(session):
     session.line("/system be brief")
-    assert session.speakers[0].system == "be brief" and "knows no system text" in session.screen.said[0]
+    assert session.speakers[0].system == "be brief" and "knows no system text" in session.screen.said[-1]
     session.line("/system")
     assert session.speakers[0].system is None
 
@@ -139,9 +146,54 @@ def test_a_file_that_holds_no_conversation(session, tmp_path, content):
 
 
 def test_files_that_cannot_be_used(session, tmp_path):
-    for line in ("/save", f"/save {tmp_path / 'gone' / 'x'}", f"/load {tmp_path / 'gone'}", "/load"):
-        with pytest.raises(UserError, match=r"^/(save|load)"):
+    (tmp_path / "file").write_text("x")
+    inside = tmp_path / "file" / "x"  # a file is no folder
+    for line in ("/save", "/save --overwrite", f"/save {inside}", f"/save {tmp_path}", f"/load {inside}", "/load"):
+        with pytest.raises(UserError, match=r"^/(save|load)") as caught:
             session.line(line)
+        assert "partial" not in str(caught.value)
+    with pytest.raises(UserError, match="name another file"):
+        session.line(f"/save {inside}")
+
+
+def test_a_file_that_is_there_is_only_overwritten_when_that_is_asked_for(session, tmp_path):
+    path = tmp_path / "deep" / "a talk.json"
+    session.line(f"/save {path}")
+    before = path.read_text()
+    session.line("ab")
+    with pytest.raises(UserError, match=r"^/save: .*a talk\.json is there already; /save --overwrite .*a talk\.json"):
+        session.line(f"/save {path}")
+    assert path.read_text() == before
+    session.line(f"/save --overwrite {path}")
+    assert path.read_text() != before and session.screen.said[-1] == f"saved in {path}"
+    session.line(f"/load {path}")
+    assert session.screen.said[-1] == f"1 turn from {path}"
+
+
+def test_what_does_not_show_is_confirmed(session):
+    for line, said in (
+        ("/set temperature 0.5", "temperature: 0.5"),
+        ("/set seed 3", "seed: 3"),
+        ("/system be", "the models are told this before the conversation"),
+        ("/clear", "the conversation is forgotten"),
+    ):
+        session.line(line)
+        assert said in session.screen.said[-2:]
+    session.line("ab")
+    session.line("/undo")
+    assert session.screen.said[-1] == "taken back: ab"
+
+
+def test_what_is_no_text_is_refused_wherever_it_comes_from(session, tmp_path):
+    (tmp_path / "x").write_text('[{"role": "user", "content": "a\\ud800"}, {"role": "assistant", "content": "y"}]')
+    for line, what in (
+        ("a\udcff", "what you say"),
+        ("/system \udcff", "/system"),
+        (f"/load {tmp_path / 'x'}", "message 1"),
+    ):
+        with pytest.raises(UserError, match=rf"^{what}: is no text in UTF-8 at character"):
+            session.line(line)
+    assert turns(session) == [] and session.speakers[0].system is None
 
 
 def test_two_models_answer_the_same_with_the_same_random_numbers(two, tmp_path):

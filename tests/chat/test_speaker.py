@@ -98,7 +98,7 @@ def test_what_was_drawn_is_put_into_the_format_once(speaker):
     answer = say(speaker, "ab")
     bare = answer.text.removeprefix("<").removesuffix(">")
     assert speaker.model.tokenizer.decode(speaker.prompt("cd")).startswith(f"QabA<{bare}>")
-    assert speaker.messages()[1] == {"role": "assistant", "content": bare}
+    assert speaker.messages()[1] == {"role": "assistant", "content": bare, "ended": False}
     speaker.clear()
     speaker.restore([{"role": "user", "content": "ab"}, {"role": "assistant", "content": "<xy>"}])
     assert speaker.model.tokenizer.decode(speaker.prompt("cd")).startswith("QabA<<xy>>")  # as data would have it
@@ -202,8 +202,17 @@ def test_a_conversation_is_written_and_taken_up(speaker):
     speaker.system = None
     speaker.restore(messages)
     assert speaker.messages() == messages and speaker.system == "be"
+    assert [turn.answer.ended for turn in speaker.turns] == [False, False]
+
+
+def test_an_answer_that_was_cut_has_no_end_when_it_is_taken_up(speaker):
     end = speaker.template.end_id(speaker.model.tokenizer)
-    assert all(turn.answer.ids[-1] == end for turn in speaker.turns)
+    said = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "xy"}]
+    for ended in (None, True, False):
+        speaker.restore([said[0], said[1] | ({} if ended is None else {"ended": ended})])
+        (turn,) = speaker.turns
+        assert turn.answer.ended == (ended is not False)
+        assert (turn.answer.ids[-1] == end) == turn.answer.ended and (speaker.seen()[-1] == end) == turn.answer.ended
 
 
 @pytest.mark.parametrize(

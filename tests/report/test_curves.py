@@ -1,7 +1,7 @@
 """Which figures are drawn together."""
 
 import pytest
-from run_folders import simple
+from run_folders import config, simple, stage
 
 from rlhf.report.curves import BY_SOURCE, FURTHER, GROUPS, charts, steady, thinned, traces
 from rlhf.report.runs import Series, read_runs
@@ -53,11 +53,28 @@ def test_lines_of_one_run_differ_in_colour_and_those_of_several_in_dashes(tmp_pa
     one, other = read_runs([simple(tmp_path / "one"), simple(tmp_path / "other")])
     (chart,) = charts(["kl/sequence", "eval/kl"])["Distance from the reference"]
     (line,) = traces(chart, [(one, one.stages[1])], [one])
-    assert line["x"] == [1, 2] and line["y"] == [1, 2] and line["name"] == "rollouts" and line["iterations"] == [1, 2]
+    assert line["x"] == [1, 2] and line["y"] == [1, 2] and line["name"] == "rollouts" and line["steps"] == [1, 2]
     lines = traces(chart, [(run, run.stages[1]) for run in (one, other)], [one, other])
     assert [(line["name"], line["colour"], line["dash"]) for line in lines] == [
         ("one · rollouts", 0, 0),
         ("other · rollouts", 1, 0),
+    ]
+
+
+def test_what_has_iterations_is_drawn_over_them(tmp_path):
+    """A step within one at its part of it; beside a run without any, all by their steps."""
+    config(tmp_path, {"ppo": {"class_path": "rlhf.PPO", "init_args": {}}, "sft": {"class_path": "rlhf.SFT"}})
+    steps = [(1, 1), (2, 1), (3, 2), (4, 2)]
+    stage(tmp_path / "ppo", [{"step": step, "iteration": iteration, "loss": 1.0} for step, iteration in steps])
+    stage(tmp_path / "sft", [{"step": step, "loss": 1.0} for step in (1, 2)])
+    run = read_runs([tmp_path])[0]
+    (chart,) = charts(["loss"])["Losses"]
+    ppo, sft = ((run, one) for one in run.stages)
+    (line,) = traces(chart, [ppo], [run])
+    assert (line["x"], line["steps"]) == ([0.5, 1, 1.5, 2], [1, 2, 3, 4])
+    assert [(line["x"], line["steps"]) for line in traces(chart, [ppo, sft], [run])] == [
+        ([1, 2, 3, 4], None),
+        ([1, 2], None),
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from run_folders import curve, evaluation, stage
 
 from rlhf.report.findings import PAID, RULES, findings
-from rlhf.report.runs import StageRecord
+from rlhf.report.runs import StageRecord, Use
 from rlhf.report.samples import said_before
 
 FLAT = [1.0] * 20
@@ -29,7 +29,11 @@ def rising(start, end, count=20):
 
 # Curves that a rule must speak of, the title, and a part of its text; and curves of the same that it must pass over.
 CASES = [
-    ({"kl/sequence": rising(0, 30)}, "The policy is far from the reference", "30 nats per response at iteration 20"),
+    (
+        {"kl/sequence": rising(0, 30)},
+        "The policy is far from the reference",
+        "30 nats per response at most, at iteration 20; 30 at the end. The policy writes there",
+    ),
     ({"policy/entropy": rising(2.0, 0.2)}, "The entropy has collapsed", "From 1.95 to 0.247 nats per token"),
     ({"rollout/length": rising(10, 40)}, "The answers grow", "From 10.8 to 39.2 tokens."),
     ({"rollout/length": rising(40, 5)}, "The answers shrink", "From 39.1 to 5.92 tokens."),
@@ -167,6 +171,37 @@ def test_what_is_paid_for_with_reason_is_passed_over(tmp_path, case):
     assert not [finding for finding in findings(made) if "pays for" in finding.title]
 
 
+def cut(folder, start, score, *, grow=5):
+    """A stage of which nearly all answers are cut at the end, with the advice that is given about it."""
+    made = record(
+        folder,
+        curve("eval/score", *rising(0, 4)),
+        curve("eval/score_std", *FLAT),
+        curve("eval/truncated_fraction", *rising(start, 0.9)),
+    )
+    for iteration, more in ((0, 1), (9, grow)):
+        answers = [" ".join(f"w{row}x{at}" for at in range(3 + row * more)) for row in range(9)]
+        evaluation(folder, iteration, [("p", text, score(row)) for row, text in enumerate(answers)])
+    return titles(made)["Many answers are cut by the length limit"].text
+
+
+def test_more_room_is_advised_only_where_it_is_not_paid_to_fill_it(tmp_path):
+    paid = cut(tmp_path / "paid", 0.0, lambda row: row)
+    assert "Longer answers are paid more (the score goes with: words 1, characters 1)" in paid
+    assert "Raise" not in paid and "would be filled as well" in paid
+    unpaid = [4.0, 1.0, 7.0, 2.0, 8.0, 0.0, 3.0, 6.0, 5.0]  # ranks that go with those of the lengths at 0.18
+    assert "They have grown into the limit" in cut(tmp_path / "grown", 0.0, unpaid.__getitem__)
+    always = cut(tmp_path / "always", 0.85, unpaid.__getitem__, grow=1)
+    assert always.endswith("at its start. Raise sampling.max_new_tokens, or set missing_end_penalty.")
+
+
+def test_a_reward_model_is_spoken_of_where_there_is_one(tmp_path):
+    made = record(tmp_path, curve("kl/sequence", *rising(0, 30)))
+    with_one = StageRecord("ppo", tmp_path, {}, [Use("reward.path", "reward", "model")])
+    told = [titles(one)["The policy is far from the reference"].text for one in (made, with_one)]
+    assert ["reward model" in text for text in told] == [False, True]
+
+
 def test_words_that_were_always_frequent_are_none(tmp_path):
     made = record(tmp_path, curve("eval/score", *rising(0, 4)))
     evaluation(tmp_path, 0, [("p", "the screen the case", 0.0)])
@@ -177,6 +212,24 @@ def test_words_that_were_always_frequent_are_none(tmp_path):
 def test_an_unfinished_stage_and_where_it_stands(tmp_path):
     (finding,) = titles(record(tmp_path, curve("eval/x", 1.0, 2.0), done=False)).values()
     assert finding.title == "The stage is not finished" and "end at iteration 2" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("error", "title", "text"),
+    [
+        (
+            "reward of response 3 is nan.\nmore of it",
+            "The stage ended by an error",
+            "reward of response 3 is nan. Its figures end at iteration 2.",
+        ),
+        ("", "The stage was interrupted", "It was asked to stop. Its figures end at iteration 2."),
+    ],
+)
+def test_why_a_stage_is_not_finished(tmp_path, error, title, text):
+    made = record(tmp_path, curve("eval/x", 1.0, 2.0), done=False)
+    (tmp_path / "stopped.json").write_text(json.dumps({"error": error}))
+    (finding,) = titles(made).values()
+    assert finding.title == title and finding.text.startswith(text) and "more of it" not in finding.text
 
 
 def test_a_stage_that_fell_before_its_first_step(tmp_path):

@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 import tiny_runs
-from run_folders import NASTY, config, curve, evaluation, simple, stage
+from run_folders import NASTY, config, curve, evaluation, sampled, simple, stage
 
 from rlhf.algorithms.ppo import Evaluation
+from rlhf.errors import UserError
 from rlhf.experiment import Experiment
 from rlhf.report.page import MissingPackage, duration, write_report
+from rlhf.report.runs import read_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
@@ -110,10 +112,45 @@ def test_what_a_run_that_pays_for_repetition_shows(tmp_path):
     found = Page(html)
     assert "What the score goes with" in found.text and "“wow” among the words" in found.text
     assert "The score pays for" in found.text and "to look at" in found.text
-    assert "score 8 (of wows 7)" in found.text and "<mark>wow wow" in html
+    assert "score 8 (of wows 7)" in found.text and '<mark class="paid">wow</mark>' in html
     links = [a["href"] for tag, a in found.tags if tag == "a"]
     assert {"#paid-2", "#answers-2"} <= set(links)
     assert found.text.index("What the score goes with") < found.text.index("Answers to the same held-out prompts")
+
+    (told,) = [a for tag, a in found.tags if tag == "a" and a.get("class") == "state grave"]
+    boxes = [a for tag, a in found.tags if tag == "li" and a.get("class") in ("grave", "mild")]
+    assert told["href"] == "#look" and f"{len(boxes)} to look at" in found.text
+
+
+def test_the_tokens_of_what_is_paid_are_underlined(tmp_path):
+    folder = simple(tmp_path / "toy")
+    for iteration, most in ((0, 1), (2, 8)):
+        answers = ["it is fine " + "wow " * (most * row // 8) for row in range(9)]
+        evaluation(folder / "ppo", iteration, [("why?", text, text.count("wow")) for text in answers])
+    sampled(folder / "ppo", 2, texts=["so", " wo", "w", " it"])
+    html = write_report([folder]).read_text()
+    assert re.findall(r'class="token paid" data-token="(\d)">([^<]*)<', html) == [("1", " wo"), ("2", "w")]
+    assert "Underlined is “wow”, which the score pays for." in html
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    ("reward of response 3 is nan; mend it", "The stage ended by an error"), ("", "asked to stop"), (None, "or killed"),
+])  # fmt: skip
+def test_how_a_stage_ended(tmp_path, error, said):
+    folder = simple(tmp_path / "toy", done=False)
+    if error is not None:
+        (folder / "ppo" / "stopped.json").write_text(json.dumps({"error": error}))
+    found = Page(write_report([folder]).read_text())
+    assert said in found.text and (not error or error in found.text)
+
+
+def test_a_page_is_not_written_over_something_else(tmp_path):
+    folder = simple(tmp_path / "toy")
+    with pytest.raises(UserError, match=r"--output: .*toy is a folder; name the page to write, such as .*toy\.html"):
+        write_report([folder], folder)
+    with pytest.raises(UserError, match=r"--output: .*config\.yaml does not end in \.html"):
+        write_report([folder], folder / "config.yaml")
+    assert read_run(folder).name == "toy"
 
 
 @pytest.mark.parametrize(("lines", "settings", "said"), [

@@ -1,5 +1,6 @@
 """What a run has left, read back."""
 
+import json
 import os
 
 import pytest
@@ -16,6 +17,26 @@ def test_stages_with_what_they_use_and_their_state(tmp_path):
     assert (sft.state, ppo.state) == ("finished", "unfinished")
     assert sft.uses == [] and ppo.uses == [Use("policy.path", "sft", "model")]
     assert ppo.last_written is not None and run.stage("ppo") is ppo and run.stage("other") is None
+
+
+@pytest.mark.parametrize(("error", "state"), [("bad\nmore", "failed"), ("", "interrupted"), (None, "unfinished")])
+def test_why_a_stage_is_not_finished(tmp_path, error, state):
+    ppo = read_run(simple(tmp_path / "toy", done=False)).stages[1]
+    if error is not None:
+        (ppo.directory / "stopped.json").write_text(json.dumps({"error": error}))
+    assert ppo.state == state and ppo.ended_by == ("bad" if error else "")
+    (ppo.directory / "done.json").write_text("{}")
+    assert read_run(tmp_path / "toy").stages[1].state == "finished"
+
+
+def test_steps_as_parts_of_iterations(tmp_path):
+    config(tmp_path, {"ppo": {"class_path": "rlhf.PPO", "init_args": {}}})
+    steps = [(0, 0), (1, 1), (2, 1), (2, 1), (3, 2), (4, 2), (5, 2), (6, 2)]
+    stage(tmp_path / "ppo", [{"step": step, "iteration": iteration} for step, iteration in steps])
+    (only,) = read_run(tmp_path).stages
+    assert only.progress == {0: 0, 1: 0.5, 2: 1, 3: 1.25, 4: 1.5, 5: 1.75, 6: 2}
+    stage(tmp_path / "ppo", [{"step": 1, "loss": 1.0}])
+    assert read_run(tmp_path).stages[0].progress == {}
 
 
 def test_a_stage_whose_turn_has_not_come(tmp_path):

@@ -62,6 +62,21 @@ def test_what_is_marked(text, spans):
     assert [piece for piece, often in marked(text) if often] == spans
 
 
+def test_the_word_that_is_paid_is_marked_however_short_and_inside_of_repeats():
+    text = "The screen is big and the screen is dim, other! the"
+    assert marked(text, "the") == [
+        ("The", "paid"),
+        (" screen is", "again"),
+        (" big and ", ""),
+        ("the", "paid"),
+        (" screen is", "again"),
+        (" dim, other! ", ""),
+        ("the", "paid"),
+    ]
+    assert [piece for piece in marked("so! so. (", "!") if piece[1] == "paid"] == [("!", "paid")]
+    assert marked("so (", "(") == [("so ", ""), ("(", "paid")]
+
+
 def test_words_said_before():
     assert said_before("a b A c") == pytest.approx(1 / 4) and said_before("…") == 0.0
 

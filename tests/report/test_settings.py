@@ -30,6 +30,15 @@ def test_what_is_at_its_default_is_left_out():
     assert found["data.max_tokens"] == ("99", "512") and "data.eval_fraction" not in found
 
 
+def test_what_is_there_in_the_place_of_nothing_differs_whatever_stands_in_it():
+    """Also at the defaults of its own class."""
+    inside = {"score_normalization": {"samples": 256, "running": False}, "reference": None}
+    config = {"stages": {"ppo": {"class_path": "rlhf.PPO", "init_args": inside}}}
+    found = {change.key: (change.value, change.default) for change in changes(config)}
+    assert found["stages.ppo.score_normalization"] == ('{"samples": 256, "running": false}', "null")
+    assert "stages.ppo.reference" not in found
+
+
 def test_a_class_that_is_not_here_shows_all_its_settings():
     config = {"stages": {"mine": {"class_path": "my_module.Mine", "init_args": {"a": {"b": [1, 2]}, "c": None}}}}
     assert [(c.key, c.value) for c in changes(config)] == [

@@ -6,7 +6,7 @@ import pytest
 from run_folders import sampled as write_rollout, stage
 
 from rlhf.report.runs import StageRecord
-from rlhf.report.tokens import sampled, scales
+from rlhf.report.tokens import of_word, sampled, scales
 
 
 @pytest.fixture
@@ -57,3 +57,17 @@ def test_the_parts_of_what_was_paid(ppo):
 def test_a_log_ratio_beyond_all_numbers(ppo):
     write_rollout(ppo.directory, 1, texts=["a"], old_logprobs=[-9000.0], ref_logprobs=[0.0])
     assert sampled(ppo)[0].layers["kl"][0] > 1e300
+
+
+@pytest.mark.parametrize(("clip", "counted"), [(1.5, 1.5), (5.0, 4.0), (None, 4.0)])
+def test_of_a_score_no_more_counts_than_its_bound(tmp_path, clip, counted):
+    settings = {"class_path": "rlhf.PPO", "init_args": {"score_clip": clip}}
+    bounded = StageRecord("ppo", stage(tmp_path / "ppo", []), settings)
+    write_rollout(bounded.directory, 1, texts=["a"], score=4.0)
+    assert (sampled(bounded)[0].score, sampled(bounded)[0].counted) == (4.0, counted)
+
+
+def test_tokens_of_a_word_and_of_its_parts():
+    tokens = ["The", " c", "at", " and", " the", "", " other", " ", "th", "e", "!"]
+    assert of_word(tokens, "word", "the") == {0, 4, 8, 9} and of_word(tokens, "commonest", "x") == {0, 4, 8, 9}
+    assert of_word(tokens, "word", "!") == {10} and of_word(tokens, "length", "") == set()

@@ -1,15 +1,18 @@
 """A stage's folder: how it comes about, and how a checkpoint of another comes into it."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
 from rlhf.engines.checkpoint import Checkpoints
 from rlhf.errors import UserError
+from rlhf.interruption import Stopped
 from rlhf.stages.folder import (
     adopt,
     check_algorithm,
     check_checkpoint,
+    ending_told,
     link_tree,
     new_folder,
     origin,
@@ -34,6 +37,28 @@ def test_a_new_folder_takes_the_place_of_the_former(tmp_path):
     with new_folder(stage) as folder:
         (folder / "b").write_text("2")
     assert [path.name for path in tmp_path.iterdir()] == ["sft"] and [path.name for path in stage.iterdir()] == ["b"]
+
+
+def test_why_a_stage_ended_is_left_in_its_folder_and_gone_when_it_goes_on(tmp_path):
+    stage, record = tmp_path / "sft", {"id": "mine"}
+    told = stage / "stopped.json"
+
+    def ends(error, record=record):
+        with suppress(BaseException), ending_told(stage, record):
+            assert not told.exists() or record != {"id": "mine"}
+            if error is not None:
+                raise error
+        return read_json(told)["error"] if told.exists() else None
+
+    assert ends(UserError("before there is a folder")) is None and not stage.exists()
+    stage.mkdir()
+    write_json(stage / "stage.json", record)
+    assert ends(UserError("response 3: nan; mend it")) == "response 3: nan; mend it"
+    assert ends(KeyError("x")) == "KeyError: 'x'" and ends(SystemExit(0)) == "SystemExit: 0"
+    assert ends(Stopped(2, "step 1 is saved")) == "" and ends(KeyboardInterrupt()) == ""
+    ends(ValueError("a"))
+    assert ends(UserError("another's"), {"id": "another"}) == "ValueError: a"  # whose folder it is not yet
+    assert ends(None) is None
 
 
 def test_json_and_what_is_damaged(tmp_path):
