@@ -226,6 +226,14 @@ def test_data_files(run, here, prepare, path, parts):
             lambda n: {"prompt": f"{n}"},
             ["sources.rows", "which needs (prompt, response)", "its columns are prompt, good"],
         ),
+        (
+            lambda n: {"prompt": f"{n}", "response": "b", "label": "good" if n == 6 else "true"},
+            ["sources.rows, row 7: label is 'good'; give true or 1 for a good response, false, 0 or -1 for a bad one"],
+        ),
+        (
+            lambda n: {"prompt": f"{n}", "response": "b", "label": n % 3 - 1},
+            ["sources.rows: label is 0 in row 2 and -1 in row 1, so that nobody can say which of them is bad"],
+        ),
         (lambda n: {"prompt": n, "response": "b"}, ["sources.rows", "prompt is a int, not text; quote it"]),
         (
             lambda n: {"prompt": [f"{n}"], "response": "b"},

@@ -225,6 +225,7 @@ class Preparation:
         notes: Counter[str] = Counter()
         shards: list[dict[str, Any]] = []
         forms.made_of(part.dataset.column_names, self.form, where)
+        forms.check_labels(part.dataset, self.form, where)
         start = time.monotonic()
         for at, rows in enumerate(blocks(len(part.dataset), _shard_rows(part.dataset))):
             file = folder / f"{number:03d}-{at:05d}.arrow"
