@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 done, 2 nothing of that name.
     """
     prepare_environment()
-    return guarded(lambda: _list(argv))
+    return guarded(lambda: _list(argv), "rlhf.registry")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from rlhf import distributed
 from rlhf.data.cache import AUTO
-from rlhf.errors import UserError
+from rlhf.errors import ConfigError, telling
 from rlhf.files import only_one
 from rlhf.interfaces import Algorithm, Engine, MetricSink
 from rlhf.stages.settings import references, resolve
+from rlhf.user_code import own_errors
 
 if TYPE_CHECKING:
     from rlhf.loops.context import StageContext
@@ -142,7 +143,7 @@ class Experiment:
         from rlhf.stages.run import Run, follow, leading
 
         if problems := self.check():
-            raise UserError("\n".join(problems))
+            raise ConfigError(problems)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         distributed.start()
@@ -164,7 +165,7 @@ class Experiment:
         from rlhf.loops.preview import needed, preview
 
         if problems := self.check():
-            raise UserError("\n".join(problems))
+            raise ConfigError(problems)
         folders = self.folders()
         for name, algorithm in self.stages.items():
             used = [reference for _, reference in references(needed(algorithm))]
@@ -172,11 +173,9 @@ class Experiment:
                 yield name, f"not shown, as {absent[0]} is not there yet; run the experiment up to that stage first"
                 continue
             context = self.context(name)
-            try:
-                yield name, preview(resolve(algorithm, folders), context)
-            except UserError as error:
-                error.args = (f"stage {name}: {error}", *error.args[1:])
-                raise
+            with telling(f"stage {name}"), own_errors():
+                found = preview(resolve(algorithm, folders), context)
+            yield name, found
 
     def context(self, stage: str, console: Console | None = None) -> StageContext:
         """What the loop of a stage is told."""

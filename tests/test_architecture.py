@@ -17,17 +17,18 @@ SOURCES = sorted((ROOT / "rlhf").rglob("*.py"))
 
 # What a module may import of ours: the longest entry that its name begins with counts. Imports inside functions count
 # too; imports for type checkers do not.
-BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files", "rlhf.distributed"]
+BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files", "rlhf.distributed", "rlhf.user_code"]
 SETTINGS = [*BASIC, "rlhf.registry", "rlhf.schema", "rlhf.tree", "rlhf.yaml_files", "rlhf.command"]
 ALLOWED = {
     "rlhf": [],
     "rlhf.errors": [],
     "rlhf.tally": [],
+    "rlhf.user_code": ["rlhf.distributed", "rlhf.errors"],
     "rlhf.types": ["rlhf.tally"],
     "rlhf.files": ["rlhf.errors"],
     "rlhf.interruption": ["rlhf.distributed"],
     "rlhf.distributed": [],
-    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption"],
+    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption", "rlhf.user_code"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.types"],
     "rlhf.progress": BASIC,
@@ -42,7 +43,7 @@ ALLOWED = {
     "rlhf.experiment": ["rlhf"],
     "rlhf.stages": [*BASIC, "rlhf.stages", "rlhf.schema", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.stages.run": ["rlhf"],
-    "rlhf.registry": BASIC,
+    "rlhf.registry": [*BASIC, "rlhf.interruption"],
     "rlhf.schema": SETTINGS,
     "rlhf.tree": SETTINGS,
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],

@@ -6,13 +6,17 @@ Nothing is half done after a mistake: no stage of the run is taken for finished,
 import json
 import shutil
 import subprocess
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny_runs
 import yaml
 
+from rlhf.algorithms.sft import SFT
+from rlhf.errors import UserCodeError
 from rlhf.run import main
 
 SETTINGS = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}
@@ -56,6 +60,19 @@ def nans(prompts, responses):
 
 def one(prompts, responses):
     return [1.0]
+
+
+def leaving(prompts, responses):
+    sys.exit(0)
+
+
+def torn_rows():
+    yield {"prompt": "a", "response": "b"}
+    yield {}["x"]
+
+
+def leaving_rows():
+    sys.exit(0)
 
 
 def raising(prompts, responses):
@@ -211,7 +228,8 @@ def test_references(run):
 def test_data_files(run, here, prepare, path, parts):
     if prepare:
         prepare(here)
-    refused(run(sft(path)), 1, *parts)
+    known = not (path.endswith((".jsonl", ".json")) and (here / path).is_file() and (here / path).stat().st_size)
+    refused(run(sft(path)), 2 if known else 1, *parts)  # before the first stage, or where it is read
     assert not (here / "runs/toy/s0").exists()
 
 
@@ -335,7 +353,8 @@ def test_model_folders(run, here, models, damage, parts):
     shutil.copytree(models / "sft/model", here / "model")
     damage(here / "model")
     answer = run(sft(policy=pretrained("./model")))
-    refused(answer, 1, "path: ", "model", *parts)
+    assert answer[0] == (2 if "stages.s0.policy: path: " in answer[1] else 1)  # before the first stage, or when loaded
+    refused(answer, answer[0], "path: ", "model", *parts)
     assert "repo" not in answer[1] and not (here / "runs/toy/s0").exists()
 
 
@@ -359,7 +378,7 @@ def test_a_hub_name_without_a_network(run, monkeypatch):
     answer = run(sft(), sft(policy=pretrained("no-such-model")))
     assert time.monotonic() - start < 10
     refused(
-        answer, 1, "stages.s1.policy: path: no-such-model is no folder in ", "hub does not answer", "check the spelling"
+        answer, 2, "stages.s1.policy: path: no-such-model is no folder in ", "hub does not answer", "check the spelling"
     )
 
 
@@ -379,13 +398,53 @@ def test_a_hub_name_without_a_network(run, monkeypatch):
     ],
 )
 def test_reward_functions(run, here, function, parts):
-    refused(run(ppo(reward=function)), 1, *parts)
+    refused(run(ppo(reward=function)), 2 if parts[0].startswith("stages.") else 1, *parts)
     assert not (here / "runs/toy/s0/model").exists() and not (here / "runs/toy/s0/done.json").exists()
 
 
-def test_what_a_reward_function_raises_keeps_its_traceback(run):
-    with pytest.raises(RuntimeError, match=r"function: test_bad_input\.raising raised KeyError on 4 responses: 'gold'"):
+def test_what_a_reward_function_raises_is_told_by_its_own_lines(run, monkeypatch):
+    answer = run(ppo(reward="test_bad_input.raising"))
+    told = "stage s0: function: test_bad_input.raising, given 4 responses, raised KeyError: 'gold'"
+    refused(answer, 1, told, "test_bad_input.py, line", 'in raising: raise KeyError("gold")')
+    assert len(answer[1].splitlines()) == 3
+    monkeypatch.setenv("RLHF_TRACEBACK", "1")
+    with pytest.raises(UserCodeError, match="raising"):
         run(ppo(reward="test_bad_input.raising"))
+
+
+def test_a_reward_function_that_asks_the_program_to_end(run, here):
+    answer = run(ppo(reward="test_bad_input.leaving"))
+    refused(answer, 1, "stage s0: function: test_bad_input.leaving, given 4 responses, raised SystemExit: 0 (it asked")
+    assert not (here / "runs/toy/s0/done.json").exists()
+
+
+def test_functions_that_cannot_be_imported_for_what_they_hold(run, here, monkeypatch):
+    monkeypatch.syspath_prepend(str(here))
+    (here / "torn_rewards.py").write_text("def score(prompts, responses)\n    return 1\n")
+    parts = ["stages.s0.reward: function: torn_rewards.score cannot be imported: importing torn_rewards raised Syntax"]
+    refused(run(ppo(reward="torn_rewards.score")), 2, *parts, "torn_rewards.py, line 1: def score(prompts, responses)")
+
+
+@pytest.mark.parametrize(("function", "raised"), [("torn_rows", "KeyError: 'x'"), ("leaving_rows", "SystemExit: 0")])
+def test_what_a_source_of_ones_own_raises_names_it_and_the_stage(run, here, function, raised):
+    source = {"class_path": "Generator", "init_args": {"function": f"test_bad_input.{function}"}}
+    answer = run(sft(limits={"sources": {"mine": source}}))
+    refused(answer, 1, f"stage s0: data.sources.mine: function: test_bad_input.{function} raised {raised}", "line ")
+    assert not (here / "runs/toy/s0").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished(SFT):
+    """A class of one's own."""
+
+    def loss(self, outputs, batch):
+        raise NotImplementedError("not yet")
+
+
+def test_what_a_class_of_ones_own_raises_is_told_by_its_own_lines(run):
+    stage = {**sft(), "class_path": "test_bad_input.Unfinished"}
+    told = "stage s0: code of your own raised NotImplementedError: not yet"
+    refused(run(stage), 1, told, 'in loss: raise NotImplementedError("not yet")', "RLHF_TRACEBACK=1 shows")
 
 
 # ------------------------------------------------------------------------------------------------------- run folders
@@ -439,7 +498,7 @@ def test_resuming_from_a_wrong_path(run, here):
 
 
 def test_replay(run, here):
-    refused(run(ppo(replay="nowhere")), 1, "stages.s0: replay: nowhere is no folder")
+    refused(run(ppo(replay="nowhere")), 2, "stages.s0: replay: nowhere is no folder")
     assert run(ppo(save_rollouts="all"), arguments=["--quiet", "--name", "first"])[0] == 0
     file = here / "runs/first/s0/rollouts/iteration_000001.jsonl"
     assert run(ppo(replay=str(file.parent)), arguments=["--quiet"])[0] == 0

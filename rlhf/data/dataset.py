@@ -14,7 +14,7 @@ from rlhf.data.duplicates import DuplicatePolicy
 from rlhf.data.encoding import Encoder, LongPrompts
 from rlhf.data.preparation import BLOCK_ROWS, PHASES, TRAIN, Preparation, Prepared, blocks, deal
 from rlhf.data.templates import Plain
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.interfaces import Blender, Source, Template
 from rlhf.types import Form, Phase
 
@@ -106,7 +106,10 @@ class Data:
 
     def corpus(self, phase: Phase) -> Iterator[str]:
         """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
-        loaded = {name: source.load() for name, source in self.sources.items()}
+        loaded = {}
+        for name, source in self.sources.items():
+            with telling(f"data.sources.{name}"):
+                loaded[name] = source.load()
         places = deal(self, loaded, self.phase or phase)
         for source, dataset in loaded.items():
             shape = _shape(self.template_of(source))

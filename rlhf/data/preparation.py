@@ -21,7 +21,7 @@ from rlhf.data.cache import Entry
 from rlhf.data.duplicates import find_duplicates
 from rlhf.data.examples import Example, Examples
 from rlhf.data.stored import Shard, Stored, read_note, write_shard
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.interfaces import Source
 from rlhf.types import Form, Phase
 
@@ -195,7 +195,8 @@ class Preparation:
 
     def _load(self, group: str, name: str) -> datasets.Dataset:
         if (group, name) not in self._loaded:
-            self._loaded[group, name] = getattr(self.data, group)[name].load()
+            with telling(f"data.{group}.{name}"):
+                self._loaded[group, name] = getattr(self.data, group)[name].load()
         return self._loaded[group, name]
 
     # ------------------------------------------------------------------------------------------------------ the build

@@ -153,7 +153,7 @@ def test_how_labels_may_be_spelt(form, talk: dict) -> None:
         kept = [] if form == "demonstration" and value in BAD else [Record("p", ("r",), label=value in GOOD)]
         assert (rows, drops) == ([kept], Counter() if kept else Counter(bad_label=1)), value
     for value in (2, -2, 0.5, "maybe", "", "yes", "-0.1", "10"):
-        with pytest.raises(ValueError, match=rf"sources.x, row 1: label is {value!r}; give true or 1 .* rename a column"):
+        with pytest.raises(ValueError, match=rf"x, row 1: label is {value!r}; give true or 1 .* rename a"):
             make([{**talk, "label": value}], form)
 
 
@@ -164,9 +164,9 @@ def test_labels_are_looked_at_as_a_column() -> None:
     check([1, -1, None, 1], "demonstration")
     check(["true", "0", "1"], "unpaired")
     for form in ("demonstration", "unpaired"):
-        with pytest.raises(ValueError, match="sources.x: label is 0 in row 3 and -1 in row 2, so that nobody can say"):
+        with pytest.raises(ValueError, match=r"x: label is 0 in row 3 and -1 in row 2, so that nobody can say"):
             check([1, -1, 0], form)
-        with pytest.raises(ValueError, match="sources.x, row 2: label is 3; give true or 1"):
+        with pytest.raises(ValueError, match=r"x, row 2: label is 3; give true or 1"):
             check([1, 3], form)
     check([1, -1, 0, 3], "prompt")  # not looked at
     check([1, 3], "demonstration", PAIR)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlhf import distributed
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.files import checksum
 from rlhf.interfaces import Engine, RewardModel, Scorer
 from rlhf.models.rewards.answers import finite_numbers
 from rlhf.types import Prompts, Rollout, Scores
+from rlhf.user_code import import_module, users_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,8 +40,9 @@ class Imported:
         self.arguments = arguments
         module, _, name = path.rpartition(".")
         try:
-            self.function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
+            with telling(f"function: {path} cannot be imported"):
+                self.function = getattr(import_module(module), name)
+        except AttributeError as error:
             raise UserError(f"function: {path} cannot be imported ({error}); check the path") from error
         if not callable(self.function):
             raise UserError(f"function: {path} is {self.function!r}; give something that can be called")
@@ -61,7 +62,7 @@ class Imported:
 
         Raises:
             UserError: it needs an argument that is nowhere.
-            RuntimeError: it raised.
+            UserCodeError: it raised something.
         """
         columns = {n: list(v) for n, v in prompts.columns.items() if self.takes_all or n in self.accepted}
         everything = columns | dict(self.arguments) | dict(given)
@@ -70,12 +71,8 @@ class Imported:
                 f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
                 f"data; columns there: {', '.join(sorted(prompts.columns)) or 'none'}"
             )
-        try:
+        with users_code(f"function: {self.path}, given {len(prompts)} responses,"):
             return self.function(**everything)
-        except Exception as error:  # foreign code may raise anything; its own traceback stays above this message
-            raise RuntimeError(
-                f"function: {self.path} raised {type(error).__name__} on {len(prompts)} responses: {error}"
-            ) from error
 
 
 def check_function(path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
@@ -92,7 +89,7 @@ def function_source(path: str) -> str | None:
     None for this package's own functions, and those that no file is known of.
     """
     module = path.rpartition(".")[0]
-    file = None if module.startswith("rlhf.") else getattr(importlib.import_module(module), "__file__", None)
+    file = None if module.startswith("rlhf.") else getattr(import_module(module), "__file__", None)
     return None if file is None else checksum(Path(file))[1]
 
 
