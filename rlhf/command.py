@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -38,6 +39,10 @@ _LOST = (
 )
 
 
+def _worth_telling(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Setting accelerator to CPU")  # a run says what it computes on
+
+
 def prepare_environment() -> None:
     """Sets what third parties read at import time, where the user has not set it, and hides their warnings.
 
@@ -45,6 +50,7 @@ def prepare_environment() -> None:
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("DeepSpeed").addFilter(_worth_telling)  # it logs to the standard output, at its import
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=rf"({'|'.join(_THIRD_PARTIES)})(\.|$)")
 

@@ -89,6 +89,7 @@ class Experiment:
         if occupied is not None:
             problems.append(f"output_dir: {occupied} is a file, so no folder can be made there; give another")
         known: list[str] = []
+        done: list[str] = []
         for stage, algorithm in self.stages.items():
             if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
@@ -97,9 +98,12 @@ class Experiment:
                 if reference not in known:
                     near = difflib.get_close_matches(reference, known, 1)
                     hint = f"did you mean {near[0]}? " if near else ""
+                    if reference.removeprefix("@").split("/")[0] in [*self.stages][len(done) :]:
+                        hint = "that stage comes later, or is this one; stages run in the order in which they stand. "
                     there = ", ".join(known) or "none, this is the first stage"
                     text = f"no earlier stage leaves {reference!r}; {hint}Known: {there}"
                     problems.append(f"stages.{stage}.{where}: {text}")
+            done.append(stage)
             known += [f"@{stage}" if output == "model" else f"@{stage}/{output}" for output in algorithm.outputs()]
         return problems
 

@@ -269,7 +269,9 @@ def test_columns_and_types_of_rows(run, here, row, parts):
 def test_prompts_that_are_all_over_the_limit(run, here):  # case G4
     lines(here / "rows.jsonl", [{"prompt": f"{n}" * 20} for n in range(5)])
     answer = run(ppo(limits={"max_prompt_tokens": 4}))
-    refused(answer, 1, "stage s0: sources.rows: of its", "none is left (long_prompt", "max_prompt_tokens, long_prompts")
+    refused(
+        answer, 1, "stage s0: sources.rows: of its", "included: long_prompt", "max_tokens, max_prompt_tokens and long_p"
+    )
     assert not (here / "runs/toy/s0").exists()
 
 
@@ -311,7 +313,9 @@ def test_truncation_and_empty_responses(log, batch_size):  # case G3
 def test_a_file_of_which_nothing_is_left(run, here):  # case G3
     lines(here / "rows.jsonl", [{"prompt": text("a", 30), "response": f"{n}"} for n in range(3)])
     answer = run(sft(limits={"max_tokens": 20, "eval_rows": 0}))
-    refused(answer, 1, "of its 3 training rows none is left (long_prompt 3); see max_tokens")
+    refused(
+        answer, 1, "of its 3 training rows none is left (dropped, held out ones included: long_prompt 3); see max_t"
+    )
 
 
 def test_pairs_that_are_identical_or_are_after_truncation(log):  # case D1
@@ -328,8 +332,83 @@ def test_pairs_that_are_identical_or_are_after_truncation(log):  # case D1
 
 
 def test_responses_that_the_model_has_no_positions_for(run):
-    answer = run(ppo(sampling={"max_new_tokens": 100}))
-    refused(answer, 1, "max_new_tokens 100", "more than the model's 64 positions")
+    told = "max_new_tokens: is 100, but the model has 64 positions (max_position_embeddings), a prompt included; lower"
+    refused(run(ppo(sampling={"max_new_tokens": 100})), 2, f"stages.s0.sampling.{told}")
+    refused(run(ppo(evaluation={"sampling": {"max_new_tokens": 100}})), 2, f"stages.s0.evaluation.sampling.{told}")
+    left = ppo(policy=pretrained("@s0"), sampling={"max_new_tokens": 100})
+    refused(run(sft(), left), 2, f"stages.s1.sampling.{told}")  # before s0 is run
+    lines(Path("rows.jsonl"), [{"prompt": "abcde="[n % 5 :]} for n in range(10)])
+    answer = run(ppo(sampling={"max_new_tokens": 59}))  # there is room for five tokens of a prompt
+    refused(answer, 1, "stage s0: sampling.max_new_tokens: is 59, but", "the longest prompt, of 6 tokens, included")
+
+
+BLEND = "rlhf.data.blenders.Weighted"
+
+
+def scratch(**settings):
+    return {"class_path": "FromScratch", "init_args": {"config": {**SETTINGS, **settings}, "vocab_size": 258}}
+
+
+def trained(path, **settings):
+    return {"class_path": "Pretrained", "init_args": {"path": path, **settings}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "parts"),
+    [
+        (sft(policy=scratch(model_type="gtp2")), ["s1.policy: config.model_type: gtp2 is unknown; did you mean gpt2?"]),
+        (sft(policy=scratch(n_laier=2)), ["s1.policy: config.n_laier: gpt2 has no such setting; did you mean n_layer"]),
+        (sft(policy=scratch(n_head=3)), ["s1.policy: config: gpt2 makes no causal language model", "divisible"]),
+        (sft(policy=trained("@s0", trainable_layers=9)), ["s1.policy: trainable_layers: 9, but GPT2LMHeadModel has 1"]),
+        (
+            sft(policy=trained("@s0", lora={"target_modules": ["q_proj"]})),
+            ["s1.policy: target_modules: 'q_proj' is no linear layer of GPT2LMHeadModel, which has c_attn, c_fc"],
+        ),
+        (
+            ppo(policy=trained("@s0"), reference=scratch(n_head=5)),
+            ["s1.reference: config: gpt2 makes no causal language model"],
+        ),
+        (
+            ppo(policy=trained("@s0"), critic={"class_path": "OwnTrunk", "init_args": {"trainable_layers": 5}}),
+            ["s1.critic: trainable_layers: 5, but GPT2Model has 1 blocks"],
+        ),
+        (
+            sft(limits={"blender": {"class_path": BLEND, "init_args": {"weights": {"row": 1}}}}),
+            ["s1.data (Data): blender: weights: ['row'] but the sources are ['rows']; name each once"],
+        ),
+        (
+            sft(limits={"blender": {"class_path": "Curriculum", "init_args": {"lessons": [{"weights": {"row": 1}}]}}}),
+            ["s1.data (Data): blender: lessons.0.weights.row: the sources are rows"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_known_before_the_first_stage(run, here, stage, parts):
+    answer = run(sft(), stage)
+    refused(answer, 2, *(f"stages.{part}" if part.startswith("s1") else part for part in parts))
+    assert not (here / "runs/toy/s0").exists()
+
+
+def wants_gold(prompts, responses, gold):
+    return [0.0] * len(responses)
+
+
+@pytest.mark.parametrize("where", ["reward", "evaluation"])
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        ({"class_path": "ArithmeticReward"}, "column: the source rows has no column answer; columns there: response"),
+        (
+            {"class_path": "FunctionReward", "init_args": {"function": "test_bad_input.wants_gold"}},
+            "function: test_bad_input.wants_gold needs gold, which is neither in arguments nor a column of the data",
+        ),
+    ],
+)
+def test_columns_that_a_reward_needs_are_known_before_a_prompt_is_answered(run, monkeypatch, where, reward, told):
+    monkeypatch.setattr("rlhf.loops.online.OnlineTrainer.sample", lambda *_, **__: pytest.fail("sampled"))
+    both = {"class_path": "rlhf.models.rewards.Weighted", "init_args": {"models": {"a": reward}, "weights": {"a": 1}}}
+    stage = ppo(reward=both) if where == "reward" else ppo(evaluation={"every": 1, "rewards": {"gold": reward}})
+    place = "reward: models.a" if where == "reward" else "evaluation.rewards.gold"
+    refused(run(stage), 1, f"stage s0: {place}: {told}")
 
 
 # case H3

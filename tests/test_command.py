@@ -50,6 +50,14 @@ def test_without_any_package_commands_say_what_is_missing():
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
+def test_deepspeed_says_nothing_at_its_import():
+    code = "from rlhf.command import prepare_environment as p; p(); import deepspeed; print(deepspeed.__name__)"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "deepspeed\n"
+
+
 def test_only_the_parser_of_arguments_ends_the_program(capsys):
     import argparse
 

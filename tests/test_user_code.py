@@ -60,9 +60,10 @@ def test_of_a_recursion_the_innermost_lines_are_told(mine):
 
 
 def test_no_function_ends_the_run_by_itself(mine):
-    with pytest.raises(
-        UserCodeError, match=r"x raised SystemExit: 0 \(it asked the program to end; .*\n.*\n.*in leave"
-    ), users_code("x"):
+    with (
+        pytest.raises(UserCodeError, match=r"x raised SystemExit: 0 \(it asked the program to end; .*\n.*\n.*in leave"),
+        users_code("x"),
+    ):
         mine.leave()
     with pytest.raises(UserCodeError, match="code of your own raised SystemExit"), own_errors():
         mine.leave()

@@ -79,6 +79,8 @@ class Data:
         if unknown := sorted(set(self.templates) - {*self.sources, *self.eval_sources}):
             known = ", ".join({**self.sources, **self.eval_sources})
             raise UserError(f"templates.{unknown[0]}: no source has this name; known: {known}")
+        with telling("blender"):
+            self.blender.check_sources(self.sources)
         if self.split is not None:
             if len(self.split) != len(PHASES):
                 raise UserError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")

@@ -277,7 +277,7 @@ class Preparation:
         reasons = ", ".join(f"{reason} {count}" for reason, count in drops.items()) or "it gets none"
         raise UserError(
             f"{where}: of its {rows} {'training rows' if group == 'sources' else 'rows'} none is left "
-            f"({reasons}); see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
+            f"({'dropped, held out ones included: ' if drops else ''}{reasons}); {_remedy(drops)}, or leave the source out"
         )
 
     # ---------------------------------------------------------------------------------------------------- the opening
@@ -314,6 +314,25 @@ class Preparation:
         resumed = f" ({self.shards_found} shards were there from a run that was cut short)" if self.shards_found else ""
         kept = f"kept in {entry.folder}" if entry.kept else "not kept for other runs"
         return f"{self.rows_read} rows tokenised in {seconds:.1f} s{resumed}, {kept}"
+
+
+_REMEDIES = {
+    ("long_prompt", "identical_after_truncation"): "see max_tokens, max_prompt_tokens and long_prompts",
+    ("identical_pair", "tie", "single_response"): "a pair needs two different responses, scored differently",
+    ("missing_value", "no_response"): "map the columns that hold a value in every row (a choice has none where its "
+    "column says something else; null and NaN are none)",
+    ("bad_label",): "take rows whose label is true or 1",
+    ("empty_prompt", "empty_text"): "map columns that hold text",
+    ("refused_conversation",): "the chat template refuses them; take another template",
+    ("duplicate",): "set duplicates: keep",
+}
+
+
+def _remedy(drops: Mapping[str, int]) -> str:
+    """What helps where nothing was left, by the commonest reason."""
+    most = max(drops, key=drops.__getitem__, default=None)
+    usual = "see split, phase, eval_fraction and eval_rows"
+    return next((text for reasons, text in _REMEDIES.items() if most in reasons), usual)
 
 
 def _shard_rows(dataset: datasets.Dataset) -> int:

@@ -44,8 +44,8 @@ class Evaluator:
         examples = trainer.data.heldout
         if settings.every and not len(examples):
             raise UserError(
-                f"evaluation.every: {settings.every}, but data holds out no prompt; raise data.eval_fraction, or set "
-                "evaluation.every to 0"
+                f"evaluation.every: {settings.every}, but data holds out no prompt; raise data.eval_rows or "
+                "data.eval_fraction, whichever is set, or set evaluation.every to 0"
             )
         count = min(settings.prompts, len(examples)) if settings.every else 0
         rows = list(itertools.islice(examples, count))

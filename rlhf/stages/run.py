@@ -15,6 +15,7 @@ from rlhf.errors import ConfigError, UserError, telling
 from rlhf.files import atomic_text
 from rlhf.interruption import Stopped, StopRequest
 from rlhf.stages.cache import StageCache
+from rlhf.stages.feasible import infeasible
 from rlhf.stages.folder import (
     DONE,
     RECORD,
@@ -233,8 +234,9 @@ class Run:
             if plan.state != "keep"
             for problem in missing_inputs(experiment.stages[name], f"stages.{name}")
         ]
-        if missing:
-            raise ConfigError(missing)
+        made = [name for name, plan in plans.items() if plan.state != "keep"]
+        if problems := missing or list(infeasible(experiment.stages, made)):
+            raise ConfigError(problems)
         atomic_text(experiment.directory / "config.yaml", dump(experiment))
         figures = {name: self._stage(name, plan) for name, plan in plans.items()}
         if self.cache.kept:

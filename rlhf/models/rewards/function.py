@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ class Imported:
     def __init__(self, path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
         self.path = path
         self.arguments = arguments
+        self.given = given
         module, _, name = path.rpartition(".")
         try:
             with telling(f"function: {path} cannot be imported"):
@@ -57,6 +58,18 @@ class Imported:
                 hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(self.accepted)) or 'none'}"
                 raise UserError(f"function: {path} takes no argument {argument}; {hint}")
 
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Refuses data without a column that the function cannot do without.
+
+        Raises:
+            UserError: it needs an argument that is nowhere.
+        """
+        if missing := sorted(self.required - {*columns, *self.arguments, *self.given}):
+            raise UserError(
+                f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
+                f"data; columns there: {', '.join(sorted(columns)) or 'none'}"
+            )
+
     def __call__(self, prompts: Prompts, given: Mapping[str, list[Any]]) -> Any:
         """Its answer to the given lists and those columns that it names in its signature.
 
@@ -66,13 +79,14 @@ class Imported:
         """
         columns = {n: list(v) for n, v in prompts.columns.items() if self.takes_all or n in self.accepted}
         everything = columns | dict(self.arguments) | dict(given)
-        if missing := sorted(self.required - set(everything)):
-            raise UserError(
-                f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
-                f"data; columns there: {', '.join(sorted(prompts.columns)) or 'none'}"
-            )
+        self.check_columns(prompts.columns)
         with users_code(f"function: {self.path}, given {len(prompts)} responses,"):
             return self.function(**everything)
+
+
+def of_any(columns: Mapping[str, Collection[str]]) -> set[str]:
+    """The columns that any source has: the rows of the others have no value there."""
+    return {name for names in columns.values() for name in names}
 
 
 def check_function(path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
@@ -122,6 +136,9 @@ class FunctionReward(RewardModel):
 
     def check_inputs(self) -> None:
         Imported(self.function, self.arguments, ("prompts", "responses"))
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        Imported(self.function, self.arguments, ("prompts", "responses")).check_columns(of_any(columns))
 
     def fingerprint(self) -> str | None:
         return function_source(self.function)
