@@ -47,7 +47,7 @@ ALLOWED = {
     "rlhf.schema": SETTINGS,
     "rlhf.tree": SETTINGS,
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],
-    "rlhf.components": SETTINGS,
+    "rlhf.components": [*SETTINGS, "rlhf.experiment", "rlhf.data.column_maps"],
     "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
     "rlhf.run": [

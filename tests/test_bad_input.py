@@ -310,6 +310,12 @@ def test_truncation_and_empty_responses(log, batch_size):  # case G3
     assert len(figures) == -(-4 // batch_size) and all(line["loss"] > 0 for line in figures)
 
 
+def test_the_rows_of_a_mixture_are_told_as_the_stages_own(log):
+    stage = ppo(limits={"eval_rows": 0}, mixture={"data": data("rows.jsonl", eval_rows=1, max_tokens=8)})
+    said, _ = log(stage, [{"prompt": f"{n}", "response": text("b", 8 if n else 2)} for n in range(5)])
+    assert "s0: rows: 5 for training" in said and "s0.mixture: rows: " in said and "(long_text 4)" in said
+
+
 def test_a_file_of_which_nothing_is_left(run, here):  # case G3
     lines(here / "rows.jsonl", [{"prompt": text("a", 30), "response": f"{n}"} for n in range(3)])
     answer = run(sft(limits={"max_tokens": 20, "eval_rows": 0}))

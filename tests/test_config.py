@@ -331,7 +331,7 @@ def test_an_entry_that_is_not_there_cannot_be_changed(problems):
     ]
     told = problems("name: n\nstages: {one: {init_args: {clip: 1}}}")
     assert told[0].startswith(
-        "0.yaml: stages.one: there is no 'one' here. There is none yet. To add one, name its class"
+        "0.yaml: stages.one: there is no 'one' here. It has no entries yet. To add one, name its class"
     )
 
 

@@ -153,7 +153,7 @@ class Prepared:
             lines.append(f"{line}; {part['remark']}" if part["remark"] else line)
         lines += self.findings
         if not len(self.heldout):
-            lines.append("nothing is held out: there will be no evaluation on unseen prompts")
+            lines.append("nothing is held out: there will be no evaluation on unseen rows")
         return lines
 
 
@@ -275,9 +275,10 @@ class Preparation:
             return
         rows = int((part.places == (TRAIN if group == "sources" else HELDOUT)).sum())
         reasons = ", ".join(f"{reason} {count}" for reason, count in drops.items()) or "it gets none"
+        counted = "dropped, held out ones included: " if drops else ""
         raise UserError(
             f"{where}: of its {rows} {'training rows' if group == 'sources' else 'rows'} none is left "
-            f"({'dropped, held out ones included: ' if drops else ''}{reasons}); {_remedy(drops)}, or leave the source out"
+            f"({counted}{reasons}); {_remedy(drops)}, or leave the source out"
         )
 
     # ---------------------------------------------------------------------------------------------------- the opening
