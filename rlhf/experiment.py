@@ -154,6 +154,12 @@ class Experiment:
         console = console or Console(highlight=False)
         if not distributed.is_main():
             return follow(self)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir: {self.directory} cannot be made ({error.strerror}); give another"
+            ) from error
         with only_one(self.directory), leading():
             work = Run(self, console)
             return work.stages(work.plans(overwrite, resume))

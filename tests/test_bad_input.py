@@ -311,7 +311,9 @@ def test_truncation_and_empty_responses(log, batch_size):  # case G3
 
 
 def test_the_rows_of_a_mixture_are_told_as_the_stages_own(log):
-    stage = ppo(limits={"eval_rows": 0}, mixture={"data": data("rows.jsonl", eval_rows=1, max_tokens=8)})
+    texts = data("rows.jsonl", eval_rows=1, max_tokens=8)
+    mixture = {"class_path": "Mixture", "init_args": {"data": texts}}
+    stage = ppo(limits={"eval_rows": 0}, mixture=mixture)
     said, _ = log(stage, [{"prompt": f"{n}", "response": text("b", 8 if n else 2)} for n in range(5)])
     assert "s0: rows: 5 for training" in said and "s0.mixture: rows: " in said and "(long_text 4)" in said
 
@@ -473,7 +475,10 @@ def test_a_hub_name_without_a_network(run, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "parts"),
     [
-        ("test_bad_input.nans", ["stage s0: function: test_bad_input.nans answered nan, no finite number, for '"]),
+        (
+            "test_bad_input.nans",
+            ["stage s0: function: test_bad_input.nans answered nan, no finite number, for '", "such as 0"],
+        ),
         ("test_bad_input.one", ["stage s0: function: test_bad_input.one answered 1 scores for 4 responses"]),
         ("test_bad_input.nowhere", ["stages.s0.reward: function: test_bad_input.nowhere cannot be imported"]),
         (
@@ -541,6 +546,11 @@ def test_a_folder_of_another_config(run, here):
     answer = run(sft(batch_size=4))
     refused(answer, 1, "runs/toy/s0 holds a stage that was run otherwise", "batch_size: 32 → 4", "--overwrite")
     assert (here / "runs/toy/config.yaml").read_text() == before
+
+
+def test_an_output_folder_that_cannot_be_made(run):
+    answer = run(sft(), arguments=["--output_dir", "/proc/x"])
+    refused(answer, 2, "output_dir: /proc/x/toy cannot be made (No such file or directory); give another")
 
 
 def test_a_file_for_the_output_folder(run, here):

@@ -102,7 +102,7 @@ class Evaluator:
             )
             tally.mean("kl", kl_functions.k1(policy, reference, mask=rollout.mask).sum(1))
         if self.texts is not None:
-            batches = self.texts.split(trainer.algorithm.engine.rows_at_once)
+            batches = list(self.texts.split(trainer.algorithm.engine.rows_at_once))
             outputs = trainer.policy.evaluate(batches, want=("logprobs",))
             for batch, output in zip(batches, outputs, strict=True):
                 assert output.logprobs is not None

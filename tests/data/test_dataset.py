@@ -152,7 +152,7 @@ def test_a_source_with_all_rows_dropped_is_an_error(source, words, text) -> None
     ):
         data.prepare(words(), form="demonstration", phase="sft")
     empty_phase = Data(sources={"x": source(DEMOS)}, split=[0, 1, 1])
-    with pytest.raises(ValueError, match="of its 0 training rows none is left .*; see split, phase"):
+    with pytest.raises(ValueError, match=r"of its 0 training rows none is left .*; see split, phase"):
         empty_phase.prepare(words(), form="demonstration", phase="sft")
 
 

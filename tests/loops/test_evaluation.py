@@ -5,8 +5,8 @@ import json
 import pytest
 import tiny_runs
 
-from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.loops.evaluation import Evaluator, distinct, response_ids
