@@ -98,8 +98,8 @@ class Experiment:
                 if reference not in known:
                     near = difflib.get_close_matches(reference, known, 1)
                     hint = f"did you mean {near[0]}? " if near else ""
-                    if reference.removeprefix("@").split("/")[0] in [*self.stages][len(done) :]:
-                        hint = "that stage comes later, or is this one; stages run in the order in which they stand. "
+                    if reference.removeprefix("@").split("/")[0] in [*self.stages][len(done) + 1 :]:
+                        hint = "that stage comes later, and stages run in the order in which they stand. "
                     there = ", ".join(known) or "none, this is the first stage"
                     text = f"no earlier stage leaves {reference!r}; {hint}Known: {there}"
                     problems.append(f"stages.{stage}.{where}: {text}")
