@@ -6,14 +6,19 @@ Imports nothing heavy, so that the environment is set before torch reads it.
 from __future__ import annotations
 
 import errno
+import importlib
+import logging
 import os
 import sys
+import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable
 
 from rlhf import distributed
 from rlhf.errors import ConfigError, UserError
-from rlhf.interruption import Stopped, sigterm_raises
+from rlhf.interruption import Stopped, held, sigterm_raises
+from rlhf.user_code import told
 
 _DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",  # waiting threads give the core back: decisive where processes share cores
@@ -34,6 +39,10 @@ _LOST = (
 )
 
 
+def _worth_telling(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Setting accelerator to CPU")  # a run says what it computes on
+
+
 def prepare_environment() -> None:
     """Sets what third parties read at import time, where the user has not set it, and hides their warnings.
 
@@ -41,12 +50,36 @@ def prepare_environment() -> None:
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("DeepSpeed").addFilter(_worth_telling)  # it logs to the standard output, at its import
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=rf"({'|'.join(_THIRD_PARTIES)})(\.|$)")
 
 
-def guarded(command: Callable[[], int]) -> int:
+def import_heavy(*modules: str) -> None:
+    """Imports modules that take seconds; Ctrl-C acts when they are there, as in their middle it can crash them.
+
+    Raises:
+        UserError: a package is not installed; the text names the Python that lacks it.
+    """
+    try:
+        with held():
+            for name in modules:
+                importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "rlhf").partition(".")[0] == "rlhf":
+            raise
+        raise UserError(
+            f"the package {error.name} is not installed for {sys.executable}; install this project there with pip, or "
+            "run the Python that it is installed for, such as .venv/bin/python after make quickstart"
+        ) from error
+
+
+def guarded(command: Callable[[], int], *modules: str) -> int:
     """Runs a command and turns what went wrong into a message and an exit code.
+
+    Args:
+        command: What it does.
+        modules: What it needs that takes seconds to import.
 
     Returns:
         The command's own code; 2 for a config that is wrong, 1 for another ``UserError`` or what the system refuses
@@ -55,6 +88,7 @@ def guarded(command: Callable[[], int]) -> int:
     """
     try:
         with sigterm_raises():
+            import_heavy(*modules)
             return command()
     except KeyboardInterrupt as stop:
         if distributed.first_to_fail():
@@ -63,8 +97,11 @@ def guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # who read the output has left, as `head` does; nothing more can be said there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SystemExit as end:  # argparse
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SystemExit as end:
+        if _last_module(end) == "argparse":
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        print(f"Error: {told('code of your own', end)}", file=sys.stderr)
+        return 1
     except (UserError, OSError) as error:
         if os.environ.get("RLHF_TRACEBACK") == "1":
             raise
@@ -78,6 +115,12 @@ def guarded(command: Callable[[], int]) -> int:
             raise
         print(f"Error: {_LOST}", file=sys.stderr)
         return 1
+
+
+def _last_module(error: BaseException) -> str:
+    """The module that has raised an error."""
+    last = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    return last[0][0].f_globals["__name__"] if last else ""
 
 
 def _message(error: Exception) -> str:

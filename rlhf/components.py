@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rlhf.schema import Setting
 
 
+GROUPS, COLUMN_MAPS_KIND = "settings-groups", "column-maps"
+
+
 def _default(value: Any) -> str:
     """A default as it would stand in a config, a component or group by its class."""
     if value is MISSING:
@@ -33,48 +36,93 @@ def _line(setting: Setting) -> str:
 
 
 def _print_kind(kind: str, registry: Registry[Any], only: str | None = None) -> None:
-    from rlhf.registry import import_path
-    from rlhf.schema import explanations, settings
-
     print(f"{kind} ({registry.base.__name__})")
     for name in [only] if only else registry.names():
-        cls = registry.get(name)
-        summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        print(f"  {name}  [{import_path(cls)}]\n    {summary}")
-        texts = explanations(cls)
-        for setting in settings(cls).values():
-            print(f"      {_line(setting)}")
-            if setting.name in texts:
-                print(f"          {texts[setting.name]}")
+        _print_class(registry.get(name), name)
     if not len(registry):
         print("  none")
     print()
 
 
+def _print_class(cls: type, name: str | None = None) -> None:
+    from rlhf.registry import import_path
+    from rlhf.schema import explanations, settings
+
+    summary = (cls.__doc__ or "").strip().partition("\n")[0]
+    print(f"  {name or cls.__name__}  [{import_path(cls)}]\n    {summary}")
+    texts = explanations(cls)
+    for setting in settings(cls).values():
+        print(f"      {_line(setting)}")
+        if setting.name in texts:
+            print(f"          {texts[setting.name]}")
+
+
+def _groups() -> dict[str, type]:
+    """Settings that are no choice of a class: the experiment's own, and the groups that stand in others'."""
+    from rlhf.experiment import Experiment
+    from rlhf.registry import REGISTRIES
+    from rlhf.schema import classes
+
+    components = {cls for registry in REGISTRIES.values() for cls in registry}
+    found = classes([Experiment, *components]) - components
+    return {cls.__name__: cls for cls in sorted(found, key=lambda cls: cls.__name__)}
+
+
+def _print_groups(only: str | None = None) -> None:
+    print(f"{GROUPS} (settings that stand in others', without class_path)")
+    for name, cls in _groups().items():
+        if only in (None, name):
+            _print_class(cls)
+    print()
+
+
+def _print_column_maps() -> None:
+    from rlhf.data.column_maps import COLUMN_MAPS
+
+    print(f"{COLUMN_MAPS_KIND} (what columns of a data source may name)")
+    for name, columns in COLUMN_MAPS.items():
+        print(f"  {name}: {json.dumps(columns)}")
+    print()
+
+
 def _list(argv: Sequence[str] | None) -> int:
-    from rlhf.errors import ConfigError
-    from rlhf.registry import REGISTRIES, did_you_mean, load_components
+    from rlhf.registry import REGISTRIES, load_components
 
     parser = argparse.ArgumentParser(
         prog="python -m rlhf.components",
         description="Lists every registered component with its settings, as name: type = default.",
-        epilog=f"kinds: {', '.join(REGISTRIES)}",
+        epilog=f"kinds: {', '.join([*REGISTRIES, GROUPS, COLUMN_MAPS_KIND])}",
     )
-    parser.add_argument("what", nargs="?", metavar="KIND or NAME", help="only this kind, or this one component")
-    what = parser.parse_args(argv).what
+    parser.add_argument("what", nargs="*", metavar="KIND or NAME", help="only these kinds or components")
+    wanted = parser.parse_args(argv).what
     load_components()
-    if what is None or what in REGISTRIES:
-        for kind in [what] if what else REGISTRIES:
-            _print_kind(kind, REGISTRIES[kind])
-        return 0
-    homes = [kind for kind, registry in REGISTRIES.items() if what in registry.names()]
-    if not homes:
-        names = [name for registry in REGISTRIES.values() for name in registry.names()]
-        hint = did_you_mean(what, [*REGISTRIES, *names])
-        raise ConfigError(f"no component or kind is called '{what}'.{hint} Kinds: {', '.join(REGISTRIES)}.")
+    for what in wanted or [*REGISTRIES, GROUPS, COLUMN_MAPS_KIND]:
+        _print(what)
+    return 0
+
+
+def _print(what: str) -> None:
+    """A kind, or every component and group of a name."""
+    from rlhf.errors import ConfigError
+    from rlhf.registry import REGISTRIES, did_you_mean
+
+    if what in REGISTRIES:
+        return _print_kind(what, REGISTRIES[what])
+    if what == GROUPS:
+        return _print_groups()
+    if what == COLUMN_MAPS_KIND:
+        return _print_column_maps()
+    groups, homes = _groups(), [kind for kind, registry in REGISTRIES.items() if what in registry.names()]
+    if not homes and what not in groups:
+        kinds = [*REGISTRIES, GROUPS, COLUMN_MAPS_KIND]
+        names = [*(name for registry in REGISTRIES.values() for name in registry.names()), *groups]
+        hint = did_you_mean(what, [*kinds, *names])
+        raise ConfigError(f"no component or kind is called '{what}'.{hint} Kinds: {', '.join(kinds)}.")
     for kind in homes:
         _print_kind(kind, REGISTRIES[kind], what)
-    return 0
+    if what in groups:
+        _print_groups(what)
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 done, 2 nothing of that name.
     """
     prepare_environment()
-    return guarded(lambda: _list(argv))
+    return guarded(lambda: _list(argv), "rlhf.registry", "rlhf.experiment")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -22,6 +23,10 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.problems))
 
 
+class UserCodeError(UserError):
+    """Code of the user's own has raised something; see ``rlhf.user_code``."""
+
+
 class NonFiniteError(UserError):
     """A loss, gradient, logit or score is NaN or infinite; the weights were left as they are.
 
@@ -32,6 +37,16 @@ class NonFiniteError(UserError):
     def __init__(self, text: str, evidence: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
         self.evidence = dict(evidence or {})
+
+
+@contextmanager
+def telling(place: str) -> Iterator[None]:
+    """A mistake met inside is told with its place, such as ``stage ppo``, and stays the error that it is."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{place}: {error}", *error.args[1:])
+        raise
 
 
 def require(

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from rlhf import distributed
 from rlhf.data.cache import AUTO
-from rlhf.errors import UserError
+from rlhf.errors import ConfigError, telling
 from rlhf.files import only_one
 from rlhf.interfaces import Algorithm, Engine, MetricSink
 from rlhf.stages.settings import references, resolve
+from rlhf.user_code import own_errors
 
 if TYPE_CHECKING:
     from rlhf.loops.context import StageContext
@@ -88,6 +89,7 @@ class Experiment:
         if occupied is not None:
             problems.append(f"output_dir: {occupied} is a file, so no folder can be made there; give another")
         known: list[str] = []
+        done: list[str] = []
         for stage, algorithm in self.stages.items():
             if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
@@ -96,9 +98,12 @@ class Experiment:
                 if reference not in known:
                     near = difflib.get_close_matches(reference, known, 1)
                     hint = f"did you mean {near[0]}? " if near else ""
+                    if reference.removeprefix("@").split("/")[0] in [*self.stages][len(done) + 1 :]:
+                        hint = "that stage comes later, and stages run in the order in which they stand. "
                     there = ", ".join(known) or "none, this is the first stage"
                     text = f"no earlier stage leaves {reference!r}; {hint}Known: {there}"
                     problems.append(f"stages.{stage}.{where}: {text}")
+            done.append(stage)
             known += [f"@{stage}" if output == "model" else f"@{stage}/{output}" for output in algorithm.outputs()]
         return problems
 
@@ -142,13 +147,19 @@ class Experiment:
         from rlhf.stages.run import Run, follow, leading
 
         if problems := self.check():
-            raise UserError("\n".join(problems))
+            raise ConfigError(problems)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         distributed.start()
         console = console or Console(highlight=False)
         if not distributed.is_main():
             return follow(self)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir: {self.directory} cannot be made ({error.strerror}); give another"
+            ) from error
         with only_one(self.directory), leading():
             work = Run(self, console)
             return work.stages(work.plans(overwrite, resume))
@@ -164,7 +175,7 @@ class Experiment:
         from rlhf.loops.preview import needed, preview
 
         if problems := self.check():
-            raise UserError("\n".join(problems))
+            raise ConfigError(problems)
         folders = self.folders()
         for name, algorithm in self.stages.items():
             used = [reference for _, reference in references(needed(algorithm))]
@@ -172,11 +183,9 @@ class Experiment:
                 yield name, f"not shown, as {absent[0]} is not there yet; run the experiment up to that stage first"
                 continue
             context = self.context(name)
-            try:
-                yield name, preview(resolve(algorithm, folders), context)
-            except UserError as error:
-                error.args = (f"stage {name}: {error}", *error.args[1:])
-                raise
+            with telling(f"stage {name}"), own_errors():
+                found = preview(resolve(algorithm, folders), context)
+            yield name, found
 
     def context(self, stage: str, console: Console | None = None) -> StageContext:
         """What the loop of a stage is told."""

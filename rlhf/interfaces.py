@@ -8,7 +8,7 @@ object with ``state_dict`` and ``load_state_dict``. Deriving from a base is regi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -141,6 +141,10 @@ class Template(ABC):
 class Blender(ABC):
     """In which order the rows of several sources are drawn."""
 
+    def check_sources(self, names: Collection[str]) -> None:
+        """Raises ``UserError`` where the settings do not fit sources of these names."""
+        return
+
     def over(self, *, draws: int, batch_size: int) -> Blender:
         """This blender for a run of so many draws, ``batch_size`` at a time; itself, unless its order depends on that.
 
@@ -174,6 +178,18 @@ class LanguageModel(NamedTuple):
 
 class Policy(NeedsInputs, ABC):
     """Where a language model comes from."""
+
+    def outline(self) -> PreTrainedModel | None:
+        """The model without its weights, on the meta device; None where it is not known before it is loaded.
+
+        Raises:
+            UserError: the settings make no model.
+        """
+        return None
+
+    def check_training(self, outline: PreTrainedModel) -> None:
+        """Raises ``UserError`` where what is to be trained is not in a model of this outline."""
+        return
 
     @abstractmethod
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
@@ -213,6 +229,10 @@ class Critic(ABC):
         """Whether it begins as a model of the score, so that it must be brought to the units of the scores."""
         return False
 
+    def check_training(self, outline: PreTrainedModel) -> None:
+        """Raises ``UserError`` where what is to be trained is not in a language model of this outline."""
+        return
+
     @abstractmethod
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         """The value model (a trunk of its own), or the head for the policy's trunk where ``shared``."""
@@ -228,6 +248,14 @@ class Scorer(ABC):
 
 class RewardModel(NeedsInputs, ABC):
     """What a response is worth."""
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        """Raises ``UserError`` where the data lack a column that it reads.
+
+        Args:
+            columns: Further columns of the prompts, by source.
+        """
+        return
 
     @abstractmethod
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
@@ -536,6 +564,10 @@ class Algorithm(ABC):
 
     def check(self) -> list[str]:
         """Problems of the settings, known before a model loads, each ``"<setting>: <problem>; <remedy>"``."""
+        return []
+
+    def check_positions(self, positions: int) -> list[str]:
+        """Problems with a model of so many positions, as :meth:`check` tells them."""
         return []
 
     def outputs(self) -> tuple[str, ...]:

@@ -122,6 +122,18 @@ class StopRequest:
 
 
 @contextmanager
+def held() -> Iterator[None]:
+    """SIGINT and SIGTERM that come inside act at its end: in the middle of an import some libraries crash on them."""
+    came: list[int] = []
+    try:
+        with _handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), lambda number, _: came.append(number))):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
 def sigterm_raises() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, so that files and folders in use are put in order."""
     wishes = _Wishes()

@@ -13,7 +13,9 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from rlhf import interfaces
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
+from rlhf.interruption import held
+from rlhf.user_code import import_module
 
 T = TypeVar("T")
 
@@ -43,16 +45,11 @@ def locate(path: str) -> Any:
 
     Raises:
         UserError: no such module, or nothing of that name in it.
+        UserCodeError: importing the module raised something.
     """
     module_name, _, name = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something it imports is not
-        raise UserError(
-            f"'{path}': there is no module '{error.name}'. Run from the folder it is in, or install it."
-        ) from None
+    with telling(f"'{path}'"):
+        module = import_module(module_name)
     if not hasattr(module, name):
         raise UserError(f"'{path}': {module_name} has no '{name}'.{did_you_mean(name, dir(module))}")
     return getattr(module, name)
@@ -160,15 +157,16 @@ def load_components() -> None:
     Raises:
         UserError: a plug-in cannot be imported; the text names it.
     """
-    for name in COMPONENT_MODULES:
-        module = importlib.import_module(name)
-        for found in pkgutil.walk_packages(getattr(module, "__path__", ()), prefix=f"{name}."):
-            if not found.name.endswith(".__main__"):
-                importlib.import_module(found.name)
+    with held():
+        for name in COMPONENT_MODULES:
+            module = importlib.import_module(name)
+            for found in pkgutil.walk_packages(getattr(module, "__path__", ()), prefix=f"{name}."):
+                if not found.name.endswith(".__main__"):
+                    importlib.import_module(found.name)
     for plugin in entry_points(group=PLUGIN_GROUP):
         try:
             plugin.load()
-        except Exception as error:  # a plug-in is foreign code and may raise anything
+        except (Exception, SystemExit) as error:  # a plug-in is foreign code and may raise anything
             raise UserError(
                 f"Plug-in '{plugin.name}' ({plugin.value}) cannot be imported: {type(error).__name__}: {error}. "
                 "Mend it, or uninstall the package that brings it."

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 done, 2 wrong config, 1 another mistake, 130 Ctrl-C, 143 SIGTERM.
     """
     prepare_environment()
-    return guarded(lambda: _run(argv))
+    return guarded(lambda: _run(argv), "rlhf.experiment", "rlhf.config")
 
 
 if __name__ == "__main__":

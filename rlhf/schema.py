@@ -196,7 +196,15 @@ def typed(annotation: Any, value: Any, *, written: bool) -> Any:
     except ArgumentError:
         choices = [str(c) for m in members if typing.get_origin(m) is Literal for c in typing.get_args(m)]
         wanted = "one of" if typing.get_origin(annotation) is Literal else "of type"
-        raise ValueError(f"{value!r} is not {wanted} {spell(annotation)}.{did_you_mean(str(value), choices)}") from None
+        hint = did_you_mean(str(value), choices) or f" Give {_example(members)}."
+        raise ValueError(f"{value!r} is not {wanted} {spell(annotation)}.{hint}") from None
+
+
+def _example(members: Iterable[Any]) -> str:
+    """What a value may look like, in words."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    known = [words[member] for member in members if member in words]
+    return " or ".join(known) or "what python -m rlhf.components says of it"
 
 
 @functools.cache

@@ -93,7 +93,8 @@ class Merger:
         if new is None:
             if form.optional:
                 return Leaf(None, annotation, self.origin)
-            return self.problem(path, f"null is not allowed; give {spell(annotation)}, or leave the key out")
+            otherwise = "it is required" if default is MISSING else "or leave the key out"
+            return self.problem(path, f"null is not allowed; give {spell(annotation)}, {otherwise}")
         if form.kind == "value" or (form.plain is not None and not isinstance(new, (dict, list))):
             return Leaf(new, annotation, self.origin)
         if isinstance(old, Leaf):  # null, or a plain value where a structure may stand
@@ -119,7 +120,7 @@ class Merger:
             merged = {key: from_value(form.inner, entry) for key, entry in default.items()}
         for key, entry in new.items():
             if str(key) not in merged and _nameless(form.inner, entry):
-                there = f"Known: {', '.join(merged)}." if merged else "There is none yet."
+                there = f"Known: {', '.join(merged)}." if merged else "It has no entries yet."
                 hint = f"{did_you_mean(str(key), merged)} {there} To add one, name its class with class_path."
                 self.problem(join(path, key), f"there is no '{key}' here.{hint}")
                 continue

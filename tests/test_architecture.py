@@ -17,17 +17,18 @@ SOURCES = sorted((ROOT / "rlhf").rglob("*.py"))
 
 # What a module may import of ours: the longest entry that its name begins with counts. Imports inside functions count
 # too; imports for type checkers do not.
-BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files", "rlhf.distributed"]
+BASIC = ["rlhf.types", "rlhf.errors", "rlhf.interfaces", "rlhf.files", "rlhf.distributed", "rlhf.user_code"]
 SETTINGS = [*BASIC, "rlhf.registry", "rlhf.schema", "rlhf.tree", "rlhf.yaml_files", "rlhf.command"]
 ALLOWED = {
     "rlhf": [],
     "rlhf.errors": [],
     "rlhf.tally": [],
+    "rlhf.user_code": ["rlhf.distributed", "rlhf.errors"],
     "rlhf.types": ["rlhf.tally"],
     "rlhf.files": ["rlhf.errors"],
     "rlhf.interruption": ["rlhf.distributed"],
     "rlhf.distributed": [],
-    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption"],
+    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption", "rlhf.user_code"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.types"],
     "rlhf.progress": BASIC,
@@ -42,11 +43,11 @@ ALLOWED = {
     "rlhf.experiment": ["rlhf"],
     "rlhf.stages": [*BASIC, "rlhf.stages", "rlhf.schema", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.stages.run": ["rlhf"],
-    "rlhf.registry": BASIC,
+    "rlhf.registry": [*BASIC, "rlhf.interruption"],
     "rlhf.schema": SETTINGS,
     "rlhf.tree": SETTINGS,
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],
-    "rlhf.components": SETTINGS,
+    "rlhf.components": [*SETTINGS, "rlhf.experiment", "rlhf.data.column_maps"],
     "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
     "rlhf.run": [

@@ -6,13 +6,17 @@ Nothing is half done after a mistake: no stage of the run is taken for finished,
 import json
 import shutil
 import subprocess
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny_runs
 import yaml
 
+from rlhf.algorithms.sft import SFT
+from rlhf.errors import UserCodeError
 from rlhf.run import main
 
 SETTINGS = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64}
@@ -56,6 +60,19 @@ def nans(prompts, responses):
 
 def one(prompts, responses):
     return [1.0]
+
+
+def leaving(prompts, responses):
+    sys.exit(0)
+
+
+def torn_rows():
+    yield {"prompt": "a", "response": "b"}
+    yield {}["x"]
+
+
+def leaving_rows():
+    sys.exit(0)
 
 
 def raising(prompts, responses):
@@ -211,7 +228,8 @@ def test_references(run):
 def test_data_files(run, here, prepare, path, parts):
     if prepare:
         prepare(here)
-    refused(run(sft(path)), 1, *parts)
+    known = not (path.endswith((".jsonl", ".json")) and (here / path).is_file() and (here / path).stat().st_size)
+    refused(run(sft(path)), 2 if known else 1, *parts)  # before the first stage, or where it is read
     assert not (here / "runs/toy/s0").exists()
 
 
@@ -225,6 +243,14 @@ def test_data_files(run, here, prepare, path, parts):
         (
             lambda n: {"prompt": f"{n}"},
             ["sources.rows", "which needs (prompt, response)", "its columns are prompt, good"],
+        ),
+        (
+            lambda n: {"prompt": f"{n}", "response": "b", "label": "good" if n == 6 else "true"},
+            ["sources.rows, row 7: label is 'good'; give true or 1 for a good response, false, 0 or -1 for a bad one"],
+        ),
+        (
+            lambda n: {"prompt": f"{n}", "response": "b", "label": n % 3 - 1},
+            ["sources.rows: label is 0 in row 2 and -1 in row 1, so that nobody can say which of them is bad"],
         ),
         (lambda n: {"prompt": n, "response": "b"}, ["sources.rows", "prompt is a int, not text; quote it"]),
         (
@@ -243,7 +269,9 @@ def test_columns_and_types_of_rows(run, here, row, parts):
 def test_prompts_that_are_all_over_the_limit(run, here):  # case G4
     lines(here / "rows.jsonl", [{"prompt": f"{n}" * 20} for n in range(5)])
     answer = run(ppo(limits={"max_prompt_tokens": 4}))
-    refused(answer, 1, "stage s0: sources.rows: of its", "none is left (long_prompt", "max_prompt_tokens, long_prompts")
+    refused(
+        answer, 1, "stage s0: sources.rows: of its", "included: long_prompt", "max_tokens, max_prompt_tokens and long_p"
+    )
     assert not (here / "runs/toy/s0").exists()
 
 
@@ -282,10 +310,20 @@ def test_truncation_and_empty_responses(log, batch_size):  # case G3
     assert len(figures) == -(-4 // batch_size) and all(line["loss"] > 0 for line in figures)
 
 
+def test_the_rows_of_a_mixture_are_told_as_the_stages_own(log):
+    texts = data("rows.jsonl", eval_rows=1, max_tokens=8)
+    mixture = {"class_path": "Mixture", "init_args": {"data": texts}}
+    stage = ppo(limits={"eval_rows": 0}, mixture=mixture)
+    said, _ = log(stage, [{"prompt": f"{n}", "response": text("b", 8 if n else 2)} for n in range(5)])
+    assert "s0: rows: 5 for training" in said and "s0.mixture: rows: " in said and "(long_text 4)" in said
+
+
 def test_a_file_of_which_nothing_is_left(run, here):  # case G3
     lines(here / "rows.jsonl", [{"prompt": text("a", 30), "response": f"{n}"} for n in range(3)])
     answer = run(sft(limits={"max_tokens": 20, "eval_rows": 0}))
-    refused(answer, 1, "of its 3 training rows none is left (long_prompt 3); see max_tokens")
+    refused(
+        answer, 1, "of its 3 training rows none is left (dropped, held out ones included: long_prompt 3); see max_t"
+    )
 
 
 def test_pairs_that_are_identical_or_are_after_truncation(log):  # case D1
@@ -302,8 +340,83 @@ def test_pairs_that_are_identical_or_are_after_truncation(log):  # case D1
 
 
 def test_responses_that_the_model_has_no_positions_for(run):
-    answer = run(ppo(sampling={"max_new_tokens": 100}))
-    refused(answer, 1, "max_new_tokens 100", "more than the model's 64 positions")
+    told = "max_new_tokens: is 100, but the model has 64 positions (max_position_embeddings), a prompt included; lower"
+    refused(run(ppo(sampling={"max_new_tokens": 100})), 2, f"stages.s0.sampling.{told}")
+    refused(run(ppo(evaluation={"sampling": {"max_new_tokens": 100}})), 2, f"stages.s0.evaluation.sampling.{told}")
+    left = ppo(policy=pretrained("@s0"), sampling={"max_new_tokens": 100})
+    refused(run(sft(), left), 2, f"stages.s1.sampling.{told}")  # before s0 is run
+    lines(Path("rows.jsonl"), [{"prompt": "abcde="[n % 5 :]} for n in range(10)])
+    answer = run(ppo(sampling={"max_new_tokens": 59}))  # there is room for five tokens of a prompt
+    refused(answer, 1, "stage s0: sampling.max_new_tokens: is 59, but", "the longest prompt, of 6 tokens, included")
+
+
+BLEND = "rlhf.data.blenders.Weighted"
+
+
+def scratch(**settings):
+    return {"class_path": "FromScratch", "init_args": {"config": {**SETTINGS, **settings}, "vocab_size": 258}}
+
+
+def trained(path, **settings):
+    return {"class_path": "Pretrained", "init_args": {"path": path, **settings}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "parts"),
+    [
+        (sft(policy=scratch(model_type="gtp2")), ["s1.policy: config.model_type: gtp2 is unknown; did you mean gpt2?"]),
+        (sft(policy=scratch(n_laier=2)), ["s1.policy: config.n_laier: gpt2 has no such setting; did you mean n_layer"]),
+        (sft(policy=scratch(n_head=3)), ["s1.policy: config: gpt2 makes no causal language model", "divisible"]),
+        (sft(policy=trained("@s0", trainable_layers=9)), ["s1.policy: trainable_layers: 9, but GPT2LMHeadModel has 1"]),
+        (
+            sft(policy=trained("@s0", lora={"target_modules": ["q_proj"]})),
+            ["s1.policy: target_modules: 'q_proj' is no linear layer of GPT2LMHeadModel, which has c_attn, c_fc"],
+        ),
+        (
+            ppo(policy=trained("@s0"), reference=scratch(n_head=5)),
+            ["s1.reference: config: gpt2 makes no causal language model"],
+        ),
+        (
+            ppo(policy=trained("@s0"), critic={"class_path": "OwnTrunk", "init_args": {"trainable_layers": 5}}),
+            ["s1.critic: trainable_layers: 5, but GPT2Model has 1 blocks"],
+        ),
+        (
+            sft(limits={"blender": {"class_path": BLEND, "init_args": {"weights": {"row": 1}}}}),
+            ["s1.data (Data): blender: weights: ['row'] but the sources are ['rows']; name each once"],
+        ),
+        (
+            sft(limits={"blender": {"class_path": "Curriculum", "init_args": {"lessons": [{"weights": {"row": 1}}]}}}),
+            ["s1.data (Data): blender: lessons.0.weights.row: the sources are rows"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_known_before_the_first_stage(run, here, stage, parts):
+    answer = run(sft(), stage)
+    refused(answer, 2, *(f"stages.{part}" if part.startswith("s1") else part for part in parts))
+    assert not (here / "runs/toy/s0").exists()
+
+
+def wants_gold(prompts, responses, gold):
+    return [0.0] * len(responses)
+
+
+@pytest.mark.parametrize("where", ["reward", "evaluation"])
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        ({"class_path": "ArithmeticReward"}, "column: the source rows has no column answer; columns there: response"),
+        (
+            {"class_path": "FunctionReward", "init_args": {"function": "test_bad_input.wants_gold"}},
+            "function: test_bad_input.wants_gold needs gold, which is neither in arguments nor a column of the data",
+        ),
+    ],
+)
+def test_columns_that_a_reward_needs_are_known_before_a_prompt_is_answered(run, monkeypatch, where, reward, told):
+    monkeypatch.setattr("rlhf.loops.online.OnlineTrainer.sample", lambda *_, **__: pytest.fail("sampled"))
+    both = {"class_path": "rlhf.models.rewards.Weighted", "init_args": {"models": {"a": reward}, "weights": {"a": 1}}}
+    stage = ppo(reward=both) if where == "reward" else ppo(evaluation={"every": 1, "rewards": {"gold": reward}})
+    place = "reward: models.a" if where == "reward" else "evaluation.rewards.gold"
+    refused(run(stage), 1, f"stage s0: {place}: {told}")
 
 
 # case H3
@@ -327,7 +440,8 @@ def test_model_folders(run, here, models, damage, parts):
     shutil.copytree(models / "sft/model", here / "model")
     damage(here / "model")
     answer = run(sft(policy=pretrained("./model")))
-    refused(answer, 1, "path: ", "model", *parts)
+    assert answer[0] == (2 if "stages.s0.policy: path: " in answer[1] else 1)  # before the first stage, or when loaded
+    refused(answer, answer[0], "path: ", "model", *parts)
     assert "repo" not in answer[1] and not (here / "runs/toy/s0").exists()
 
 
@@ -351,7 +465,7 @@ def test_a_hub_name_without_a_network(run, monkeypatch):
     answer = run(sft(), sft(policy=pretrained("no-such-model")))
     assert time.monotonic() - start < 10
     refused(
-        answer, 1, "stages.s1.policy: path: no-such-model is no folder in ", "hub does not answer", "check the spelling"
+        answer, 2, "stages.s1.policy: path: no-such-model is no folder in ", "hub does not answer", "check the spelling"
     )
 
 
@@ -361,7 +475,10 @@ def test_a_hub_name_without_a_network(run, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "parts"),
     [
-        ("test_bad_input.nans", ["stage s0: function: test_bad_input.nans answered nan, no finite number, for '"]),
+        (
+            "test_bad_input.nans",
+            ["stage s0: function: test_bad_input.nans answered nan, no finite number, for '", "such as 0"],
+        ),
         ("test_bad_input.one", ["stage s0: function: test_bad_input.one answered 1 scores for 4 responses"]),
         ("test_bad_input.nowhere", ["stages.s0.reward: function: test_bad_input.nowhere cannot be imported"]),
         (
@@ -371,13 +488,53 @@ def test_a_hub_name_without_a_network(run, monkeypatch):
     ],
 )
 def test_reward_functions(run, here, function, parts):
-    refused(run(ppo(reward=function)), 1, *parts)
+    refused(run(ppo(reward=function)), 2 if parts[0].startswith("stages.") else 1, *parts)
     assert not (here / "runs/toy/s0/model").exists() and not (here / "runs/toy/s0/done.json").exists()
 
 
-def test_what_a_reward_function_raises_keeps_its_traceback(run):
-    with pytest.raises(RuntimeError, match=r"function: test_bad_input\.raising raised KeyError on 4 responses: 'gold'"):
+def test_what_a_reward_function_raises_is_told_by_its_own_lines(run, monkeypatch):
+    answer = run(ppo(reward="test_bad_input.raising"))
+    told = "stage s0: function: test_bad_input.raising, given 4 responses, raised KeyError: 'gold'"
+    refused(answer, 1, told, "test_bad_input.py, line", 'in raising: raise KeyError("gold")')
+    assert len(answer[1].splitlines()) == 3
+    monkeypatch.setenv("RLHF_TRACEBACK", "1")
+    with pytest.raises(UserCodeError, match="raising"):
         run(ppo(reward="test_bad_input.raising"))
+
+
+def test_a_reward_function_that_asks_the_program_to_end(run, here):
+    answer = run(ppo(reward="test_bad_input.leaving"))
+    refused(answer, 1, "stage s0: function: test_bad_input.leaving, given 4 responses, raised SystemExit: 0 (it asked")
+    assert not (here / "runs/toy/s0/done.json").exists()
+
+
+def test_functions_that_cannot_be_imported_for_what_they_hold(run, here, monkeypatch):
+    monkeypatch.syspath_prepend(str(here))
+    (here / "torn_rewards.py").write_text("def score(prompts, responses)\n    return 1\n")
+    parts = ["stages.s0.reward: function: torn_rewards.score cannot be imported: importing torn_rewards raised Syntax"]
+    refused(run(ppo(reward="torn_rewards.score")), 2, *parts, "torn_rewards.py, line 1: def score(prompts, responses)")
+
+
+@pytest.mark.parametrize(("function", "raised"), [("torn_rows", "KeyError: 'x'"), ("leaving_rows", "SystemExit: 0")])
+def test_what_a_source_of_ones_own_raises_names_it_and_the_stage(run, here, function, raised):
+    source = {"class_path": "Generator", "init_args": {"function": f"test_bad_input.{function}"}}
+    answer = run(sft(limits={"sources": {"mine": source}}))
+    refused(answer, 1, f"stage s0: data.sources.mine: function: test_bad_input.{function} raised {raised}", "line ")
+    assert not (here / "runs/toy/s0").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished(SFT):
+    """A class of one's own."""
+
+    def loss(self, outputs, batch):
+        raise NotImplementedError("not yet")
+
+
+def test_what_a_class_of_ones_own_raises_is_told_by_its_own_lines(run):
+    stage = {**sft(), "class_path": "test_bad_input.Unfinished"}
+    told = "stage s0: code of your own raised NotImplementedError: not yet"
+    refused(run(stage), 1, told, 'in loss: raise NotImplementedError("not yet")', "RLHF_TRACEBACK=1 shows")
 
 
 # ------------------------------------------------------------------------------------------------------- run folders
@@ -389,6 +546,11 @@ def test_a_folder_of_another_config(run, here):
     answer = run(sft(batch_size=4))
     refused(answer, 1, "runs/toy/s0 holds a stage that was run otherwise", "batch_size: 32 → 4", "--overwrite")
     assert (here / "runs/toy/config.yaml").read_text() == before
+
+
+def test_an_output_folder_that_cannot_be_made(run):
+    answer = run(sft(), arguments=["--output_dir", "/proc/x"])
+    refused(answer, 2, "output_dir: /proc/x/toy cannot be made (No such file or directory); give another")
 
 
 def test_a_file_for_the_output_folder(run, here):
@@ -431,7 +593,7 @@ def test_resuming_from_a_wrong_path(run, here):
 
 
 def test_replay(run, here):
-    refused(run(ppo(replay="nowhere")), 1, "stages.s0: replay: nowhere is no folder")
+    refused(run(ppo(replay="nowhere")), 2, "stages.s0: replay: nowhere is no folder")
     assert run(ppo(save_rollouts="all"), arguments=["--quiet", "--name", "first"])[0] == 0
     file = here / "runs/first/s0/rollouts/iteration_000001.jsonl"
     assert run(ppo(replay=str(file.parent)), arguments=["--quiet"])[0] == 0

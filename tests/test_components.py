@@ -57,3 +57,14 @@ def test_a_reader_that_leaves_is_no_error():
     command = f"{sys.executable} -m rlhf.components | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+def test_groups_of_settings_and_column_maps_are_listed_too(capsys):
+    assert main(["Data", "Sampling", "KL", "Evaluation", "Experiment", "column-maps"]) == 0
+    out = capsys.readouterr().out
+    for wanted in ("[rlhf.Data]", "max_tokens: int = 512", "[rlhf.Sampling]", "[rlhf.KL]", "[rlhf.Evaluation]"):
+        assert wanted in out
+    assert "[rlhf.Experiment]" in out and "  alpaca: {" in out and "[rlhf.PPO]" not in out
+    assert main(["GAE", "Sampling"]) == 0
+    out = capsys.readouterr().out
+    assert "[rlhf.GAE]" in out and "[rlhf.Sampling]" in out

@@ -264,8 +264,10 @@ def test_false_in_yaml_quoted_or_not_and_kept_in_the_dump(make, one):
 
 # case H2
 def test_maybe_is_no_bool_and_off_is_no_text(problems):
-    assert problems(argv="--stages.one.flag maybe") == ["command line: stages.one.flag: 'maybe' is not of type bool."]
-    assert problems(BASE, stage("label: off")) == ["1.yaml: stages.one.label: False is not of type str."]
+    assert problems(argv="--stages.one.flag maybe") == [
+        "command line: stages.one.flag: 'maybe' is not of type bool. Give true or false."
+    ]
+    assert problems(BASE, stage("label: off")) == ["1.yaml: stages.one.label: False is not of type str. Give a text."]
 
 
 # ---------------------------------------------------------------------------------------------------------- mistakes
@@ -331,7 +333,7 @@ def test_an_entry_that_is_not_there_cannot_be_changed(problems):
     ]
     told = problems("name: n\nstages: {one: {init_args: {clip: 1}}}")
     assert told[0].startswith(
-        "0.yaml: stages.one: there is no 'one' here. There is none yet. To add one, name its class"
+        "0.yaml: stages.one: there is no 'one' here. It has no entries yet. To add one, name its class"
     )
 
 

@@ -116,6 +116,7 @@ def test_an_average_is_known_only_where_there_is_one(tmp_path):
 def test_the_first_stage_has_nothing_to_refer_to(tmp_path):
     (problem,) = pipeline(tmp_path, sft={"policy": Pretrained(path="@ppo")}).check()
     assert problem.endswith("Known: none, this is the first stage")
+    assert "no earlier stage leaves '@ppo'; that stage comes later, and stages run in the order" in problem
 
 
 def test_checks_of_stages_and_names(tmp_path):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from rlhf import interruption
-from rlhf.interruption import Stopped, StopRequest, sigterm_raises
+from rlhf.interruption import Stopped, StopRequest, held, sigterm_raises
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
 
@@ -49,6 +49,24 @@ def test_the_second_signal_acts_at_once():
         send(signal.SIGTERM)
         pytest.fail("went on")
     assert error.value.exit_code == 143
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_what_is_held_acts_at_the_end(number):
+    done = []
+    with pytest.raises(KeyboardInterrupt), sigterm_raises():
+        with held():
+            send(number)
+            send(number)
+            done.append("inside")
+        pytest.fail("went on")
+    assert done == ["inside"]
+    with pytest.raises(KeyboardInterrupt) as error, held():
+        send(signal.SIGINT)
+        raise ImportError("what the import came to does not hide it")
+    assert isinstance(error.value.__context__, ImportError)
+    with held():
+        pass
 
 
 def test_what_a_launcher_hands_on_is_the_same_wish(monkeypatch, capfd):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlhf
+from rlhf.errors import UserCodeError
 from rlhf.interfaces import AdvantageEstimator
 from rlhf.registry import REGISTRIES, Registry, did_you_mean, import_path, load_components, locate
 
@@ -132,7 +133,7 @@ def test_wrong_dotted_paths_are_explained(module, path, message):
 
 def test_a_module_whose_own_import_is_missing_shows_that_import(module):
     module("my_broken", "import not_installed_anywhere\n")
-    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+    with pytest.raises(UserCodeError, match=r"my_broken.Thing': importing my_broken raised .*not_installed_anywhere"):
         locate("my_broken.Thing")
 
 

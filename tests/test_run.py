@@ -192,4 +192,6 @@ def test_show_batch_says_which_stage_cannot_be_shown(tmp_path, capsys):
     path = tmp_path / "exp.yaml"
     path.write_text(SHOWN.replace("FOLDER", str(tmp_path)))
     assert main(["--config", str(path), "--show_batch"]) == 1
-    assert capsys.readouterr().err.startswith(f"Error: stage sft: {tmp_path}/asked.jsonl: no such file")
+    assert capsys.readouterr().err.startswith(
+        f"Error: stage sft: data.sources.asked: {tmp_path}/asked.jsonl: no such file"
+    )

@@ -63,6 +63,11 @@ class OwnTrunk(Critic):
     def starts_as_reward_model(self) -> bool:
         return self.path is not None
 
+    def check_training(self, outline: PreTrainedModel) -> None:
+        from rlhf.models.lora import check_trained
+
+        check_trained(cast("PreTrainedModel", outline.base_model), self.lora, self.trainable_layers)
+
     def build(self, policy: LanguageModel, *, seed: int) -> nn.Module:
         from rlhf.models.freezing import freeze_below
         from rlhf.models.lora import attach, attached

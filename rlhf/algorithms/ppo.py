@@ -186,6 +186,18 @@ class PPO(OnlineAlgorithm, NeedsInputs):
             )
         return problems
 
+    def check_positions(self, positions: int, longest: int = 1) -> list[str]:
+        """As everywhere; ``longest`` is the longest prompt's length where the data are known."""
+        problems = []
+        for name, sampling in (("sampling", self.sampling), ("evaluation.sampling", self.evaluation.sampling)):
+            if sampling is not None and longest + sampling.max_new_tokens > positions:
+                prompt = "a prompt" if longest == 1 else f"the longest prompt, of {longest} tokens,"
+                problems.append(
+                    f"{name}.max_new_tokens: is {sampling.max_new_tokens}, but the model has {positions} positions "
+                    f"(max_position_embeddings), {prompt} included; lower it, or data.max_prompt_tokens"
+                )
+        return problems
+
     def outputs(self) -> tuple[str, ...]:
         return ("model", "ema") if self.averaging is not None else ("model",)
 

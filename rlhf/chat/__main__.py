@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.command import guarded, prepare_environment
+from rlhf.command import guarded, import_heavy, prepare_environment
 from rlhf.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _session(options: argparse.Namespace, *, terminal: bool) -> Session:
+    import_heavy("rlhf.chat.loading")
     from rlhf.chat.folders import find_model, find_reward_model
     from rlhf.chat.loading import load_speaker, names_of
     from rlhf.chat.screens import Pipe, Terminal

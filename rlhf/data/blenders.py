@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -121,9 +121,12 @@ class Weighted(Blender):
         if self.length is not None and self.length < 1:
             raise UserError(f"length: {self.length}; must be at least 1")
 
+    def check_sources(self, names: Collection[str]) -> None:
+        if set(self.weights) != set(names):
+            raise UserError(f"weights: {sorted(self.weights)} but the sources are {sorted(names)}; name each once")
+
     def epoch(self, sizes: Mapping[str, int], *, seed: int, epoch: int) -> np.ndarray:
-        if set(self.weights) != set(sizes):
-            raise UserError(f"weights: {sorted(self.weights)} but the sources are {sorted(sizes)}; name each once")
+        self.check_sources(sizes)
         length = self.length or sum(sizes.values())
         quotas = _quotas(self.weights, sizes, length, "weights")
         for name, quota in quotas.items():
@@ -210,6 +213,9 @@ class Curriculum(Blender):
         if last is not None and last != 1:
             raise UserError(f"lessons: the last ends at {last}, but the run goes on; leave its until out")
 
+    def check_sources(self, names: Collection[str]) -> None:
+        _check_lessons([lesson.weights for lesson in self.lessons], names)
+
     def over(self, *, draws: int, batch_size: int) -> Blender:
         fixed = [self._place(lesson.until, draws, batch_size) for lesson in self.lessons[:-1]]
         ends = [0, *fixed, draws]
@@ -231,6 +237,12 @@ class Curriculum(Blender):
         return self.over(draws=total, batch_size=1).epoch(sizes, seed=seed, epoch=epoch)
 
 
+def _check_lessons(weights: Sequence[Mapping[str, float]], names: Collection[str]) -> None:
+    for number, lesson in enumerate(weights):
+        if unknown := sorted(set(lesson) - set(names)):
+            raise UserError(f"lessons.{number}.weights.{unknown[0]}: the sources are {', '.join(names)}")
+
+
 class _Planned(Blender):
     """A curriculum whose lessons end after known numbers of draws; behind the last its weights go on, epoch by epoch.
 
@@ -243,9 +255,7 @@ class _Planned(Blender):
         self.weights, self.ends = weights, ends
 
     def epoch(self, sizes: Mapping[str, int], *, seed: int, epoch: int) -> np.ndarray:
-        for number, weights in enumerate(self.weights):
-            if unknown := sorted(set(weights) - set(sizes)):
-                raise UserError(f"lessons.{number}.weights.{unknown[0]}: the sources are {', '.join(sizes)}")
+        _check_lessons(self.weights, sizes)
         length = sum(sizes.values())
         first, behind = epoch * length, (epoch + 1) * length
         ends = [*self.ends]

@@ -29,7 +29,7 @@ _BLOCK = 1000
 def _missing(name: str, spec: str, present: Iterable[str], where: str) -> UserError:
     names = list(present)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "correct the column map"
+    hint = f"did you mean {near[0]!r}?" if near else "correct the column map."
     within = "" if name == spec else f" (in {spec!r})"
     return UserError(f"{where}: no column {name!r}{within}; {hint} Columns present: {', '.join(names) or 'none'}")
 

@@ -14,7 +14,7 @@ from rlhf.data.duplicates import DuplicatePolicy
 from rlhf.data.encoding import Encoder, LongPrompts
 from rlhf.data.preparation import BLOCK_ROWS, PHASES, TRAIN, Preparation, Prepared, blocks, deal
 from rlhf.data.templates import Plain
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.interfaces import Blender, Source, Template
 from rlhf.types import Form, Phase
 
@@ -79,6 +79,8 @@ class Data:
         if unknown := sorted(set(self.templates) - {*self.sources, *self.eval_sources}):
             known = ", ".join({**self.sources, **self.eval_sources})
             raise UserError(f"templates.{unknown[0]}: no source has this name; known: {known}")
+        with telling("blender"):
+            self.blender.check_sources(self.sources)
         if self.split is not None:
             if len(self.split) != len(PHASES):
                 raise UserError(f"split: {self.split}; give one share for each of {', '.join(PHASES)}")
@@ -106,7 +108,10 @@ class Data:
 
     def corpus(self, phase: Phase) -> Iterator[str]:
         """All texts of the phase's training rows, for training a tokenizer: nothing held out is among them."""
-        loaded = {name: source.load() for name, source in self.sources.items()}
+        loaded = {}
+        for name, source in self.sources.items():
+            with telling(f"data.sources.{name}"):
+                loaded[name] = source.load()
         places = deal(self, loaded, self.phase or phase)
         for source, dataset in loaded.items():
             shape = _shape(self.template_of(source))

@@ -19,6 +19,7 @@ chosen, or chosen and rejected, ``messages`` is the prompt.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -59,8 +60,10 @@ RESPONSES = ("response", "chosen", "rejected", "responses")
 """Columns that hold responses."""
 TEXTS = ("prompt", "messages", *RESPONSES, "text")
 """Columns that hold text."""
-GOOD, BAD = (True, 1, "true"), (False, 0, "false")
-"""What a label may be: a CSV has text only."""
+_BLOCK = 10_000
+"""Labels looked at together."""
+GOOD, BAD = ("true", "1"), ("false", "0", "-1")
+"""How a label may be spelt, in capitals or not, as text (a CSV has nothing else) or as the value itself."""
 
 
 class Record(NamedTuple):
@@ -106,13 +109,14 @@ def keys(dataset: datasets.Dataset, where: str, first: int = 0) -> list[str]:
     Args:
         dataset: Rows of a source.
         where: The source, for errors.
-        first: Number of the first row in the source, for errors.
+        first: How many rows of the source stand before the first one, for errors.
     """
     for name in ("prompt", "messages", "text"):
         if name in dataset.column_names:
             values = dataset[name][:]
             return [
-                conversations.opening(value, f"{where}, row {row}: {name}") for row, value in enumerate(values, first)
+                conversations.opening(value, f"{where}, row {row}: {name}")
+                for row, value in enumerate(values, first + 1)
             ]
     names = ", ".join(dataset.column_names)
     raise UserError(f"{where}: no column prompt, messages or text among {names}; rename with columns")
@@ -164,10 +168,10 @@ def _text(value: Any, name: str, where: str) -> str:
 
 
 def _number(value: Any, name: str, where: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{where}: {name} is {value!r}; give numbers") from None
+    with contextlib.suppress(TypeError, ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+    raise UserError(f"{where}: {name} is {value!r}; give numbers")
 
 
 def _incomplete(value: Any) -> bool:
@@ -178,10 +182,57 @@ def _incomplete(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _label(value: Any) -> bool | None:
-    """Whether a label says good or bad; None where it says something else."""
-    value = value.lower() if isinstance(value, str) else value
-    return True if value in GOOD else False if value in BAD else None
+def _spelling(value: Any) -> str:
+    """A label as ``GOOD`` and ``BAD`` have it: 1, 1.0, "1" and " 1.0" are one."""
+    text = f"{value:g}" if isinstance(value, float) else str(value).strip().lower()
+    return text.removesuffix(".0")
+
+
+def _label(value: Any, where: str) -> bool:
+    """Whether a label says good or bad.
+
+    Raises:
+        UserError: it says something else.
+    """
+    spelling = _spelling(value)
+    if spelling not in (*GOOD, *BAD):
+        raise UserError(
+            f"{where}: label is {value!r}; give true or 1 for a good response, false, 0 or -1 for a bad one, or rename "
+            "a column that says something else (columns: {theirs: label})"
+        )
+    return spelling in GOOD
+
+
+def check_labels(dataset: datasets.Dataset, form: Form, where: str) -> None:
+    """Refuses labels of which nobody can say what they mean: beside −1 for bad and 1 for good, what is a 0?
+
+    Args:
+        dataset: A source under our names.
+        form: What is to be made of its rows.
+        where: The source, for errors.
+
+    Raises:
+        UserError: a label is no known spelling, or the column has both 0 and −1; the text names the row.
+    """
+    if form not in ("demonstration", "unpaired") or not _judges(made_of(dataset.column_names, form, where), dataset):
+        return
+    seen: dict[str, int] = {}
+    column = dataset.select_columns(["label"])
+    for start in range(0, len(column), _BLOCK):
+        for row, value in enumerate(column[start : start + _BLOCK]["label"], start + 1):
+            if not _incomplete(value):
+                _label(value, f"{where}, row {row}")
+                seen.setdefault(_spelling(value), row)
+    if {"0", "-1"} <= set(seen):
+        raise UserError(
+            f"{where}: label is 0 in row {seen['0']} and -1 in row {seen['-1']}, so that nobody can say which of them "
+            "is bad; leave out the rows without a judgement, and give true or 1, and false, 0 or -1"
+        )
+
+
+def _judges(needed: Sequence[str], dataset: datasets.Dataset) -> bool:
+    """Whether the label of a row counts: of a comparison the better response is known without."""
+    return "label" in dataset.column_names and not {"chosen", "responses"} & set(needed)
 
 
 def _scored(row: Mapping[str, Any], prompt: str | Conversation, where: str) -> tuple[list[str], list[float]]:
@@ -251,15 +302,14 @@ def _conversation(row: Mapping[str, Any], form: Form, drops: Counter[str], where
 
 def _judged(record: Record, row: Mapping[str, Any], form: Form, drops: Counter[str], where: str) -> list[Record]:
     """The record with its row's label: a bad response is nothing to imitate."""
-    label = _label(row.get("label"))
-    if form == "unpaired":
-        if label is None:
-            raise UserError(f"{where}: label is {row['label']!r}; give true (a good response) or false")
-        return [record._replace(label=label)]
-    if form == "demonstration" and label is False:
+    value = row.get("label")
+    if form not in ("unpaired", "demonstration") or _incomplete(value):
+        return [record]
+    label = _label(value, where)
+    if form == "demonstration" and not label:
         drops["bad_label"] += 1
         return []
-    return [record]
+    return [record._replace(label=label)]
 
 
 def _columns(row: Mapping[str, Any], of: str, prompt: str | Conversation) -> dict[str, Any]:
@@ -293,4 +343,4 @@ def records(
     columns = dataset.select(rows)[:]  # all at once: a data set answers single rows slowly
     for at, number in enumerate(rows):
         row = {name: values[at] for name, values in columns.items()}
-        yield _row_records(row, form, needed, drops, f"{where}, row {number}")
+        yield _row_records(row, form, needed, drops, f"{where}, row {number + 1}")

@@ -21,7 +21,7 @@ from rlhf.data.cache import Entry
 from rlhf.data.duplicates import find_duplicates
 from rlhf.data.examples import Example, Examples
 from rlhf.data.stored import Shard, Stored, read_note, write_shard
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.interfaces import Source
 from rlhf.types import Form, Phase
 
@@ -153,7 +153,7 @@ class Prepared:
             lines.append(f"{line}; {part['remark']}" if part["remark"] else line)
         lines += self.findings
         if not len(self.heldout):
-            lines.append("nothing is held out: there will be no evaluation on unseen prompts")
+            lines.append("nothing is held out: there will be no evaluation on unseen rows")
         return lines
 
 
@@ -195,7 +195,8 @@ class Preparation:
 
     def _load(self, group: str, name: str) -> datasets.Dataset:
         if (group, name) not in self._loaded:
-            self._loaded[group, name] = getattr(self.data, group)[name].load()
+            with telling(f"data.{group}.{name}"):
+                self._loaded[group, name] = getattr(self.data, group)[name].load()
         return self._loaded[group, name]
 
     # ------------------------------------------------------------------------------------------------------ the build
@@ -225,6 +226,7 @@ class Preparation:
         notes: Counter[str] = Counter()
         shards: list[dict[str, Any]] = []
         forms.made_of(part.dataset.column_names, self.form, where)
+        forms.check_labels(part.dataset, self.form, where)
         start = time.monotonic()
         for at, rows in enumerate(blocks(len(part.dataset), _shard_rows(part.dataset))):
             file = folder / f"{number:03d}-{at:05d}.arrow"
@@ -273,9 +275,10 @@ class Preparation:
             return
         rows = int((part.places == (TRAIN if group == "sources" else HELDOUT)).sum())
         reasons = ", ".join(f"{reason} {count}" for reason, count in drops.items()) or "it gets none"
+        counted = "dropped, held out ones included: " if drops else ""
         raise UserError(
             f"{where}: of its {rows} {'training rows' if group == 'sources' else 'rows'} none is left "
-            f"({reasons}); see max_tokens, max_prompt_tokens, long_prompts and split, or leave the source out"
+            f"({counted}{reasons}); {_remedy(drops)}, or leave the source out"
         )
 
     # ---------------------------------------------------------------------------------------------------- the opening
@@ -312,6 +315,25 @@ class Preparation:
         resumed = f" ({self.shards_found} shards were there from a run that was cut short)" if self.shards_found else ""
         kept = f"kept in {entry.folder}" if entry.kept else "not kept for other runs"
         return f"{self.rows_read} rows tokenised in {seconds:.1f} s{resumed}, {kept}"
+
+
+_REMEDIES = {
+    ("long_prompt", "identical_after_truncation"): "see max_tokens, max_prompt_tokens and long_prompts",
+    ("identical_pair", "tie", "single_response"): "a pair needs two different responses, scored differently",
+    ("missing_value", "no_response"): "map the columns that hold a value in every row (a choice has none where its "
+    "column says something else; null and NaN are none)",
+    ("bad_label",): "take rows whose label is true or 1",
+    ("empty_prompt", "empty_text"): "map columns that hold text",
+    ("refused_conversation",): "the chat template refuses them; take another template",
+    ("duplicate",): "set duplicates: keep",
+}
+
+
+def _remedy(drops: Mapping[str, int]) -> str:
+    """What helps where nothing was left, by the commonest reason."""
+    most = max(drops, key=drops.__getitem__, default=None)
+    usual = "see split, phase, eval_fraction and eval_rows"
+    return next((text for reasons, text in _REMEDIES.items() if most in reasons), usual)
 
 
 def _shard_rows(dataset: datasets.Dataset) -> int:

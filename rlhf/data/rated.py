@@ -146,7 +146,7 @@ class RatedTexts(Source):
         where = self.path if isinstance(self.path, str) else ", ".join(self.path)
         return [
             _Rated(None, None) if text is None or rating is None else self._checked(text, rating, f"{where}, row {row}")
-            for row, (text, rating) in enumerate(zip(table["text"][:], table["rating"][:], strict=True))
+            for row, (text, rating) in enumerate(zip(table["text"][:], table["rating"][:], strict=True), 1)
         ]
 
     def _checked(self, text: Any, rating: Any, where: str) -> _Rated:
@@ -160,6 +160,8 @@ class RatedTexts(Source):
             raise UserError(
                 f"{where}: {self.rating} is {rating!r}; give numbers, or name another column as rating"
             ) from None
+        if math.isinf(number):
+            raise UserError(f"{where}: {self.rating} is {rating!r}; give finite numbers")
         return _Rated(None, None) if math.isnan(number) else _Rated(text, number)
 
     def _row(self, rated: _Rated) -> dict[str, Any]:

@@ -7,7 +7,6 @@ file is served again by name or date: what decides is its content (``fingerprint
 from __future__ import annotations
 
 import codecs
-import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +20,10 @@ from rlhf.data.cache import scratch_folder
 from rlhf.data.columns import check_columns, map_columns
 from rlhf.data.json_lines import read_json
 from rlhf.data.spool import spooled
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.interfaces import Source
 from rlhf.models.hub import hub_or_cache
+from rlhf.user_code import import_module, users_code
 
 if TYPE_CHECKING:
     import datasets
@@ -272,16 +272,21 @@ class Generator(Source):
         self._resolve()
 
     def load(self) -> datasets.Dataset:
-        rows = itertools.islice(self._resolve()(**self.arguments), self.rows)
+        rows = itertools.islice(self._yielded(), self.rows)
         return _finish(spooled(rows, self.function), self.columns, None, self.function)
+
+    def _yielded(self) -> Iterator[Any]:
+        with users_code(f"function: {self.function}"):
+            yield from self._resolve()(**self.arguments)
 
     def _resolve(self) -> Callable[..., Iterable[Any]]:
         module, _, name = self.function.rpartition(".")
         if not module:
             raise UserError(f"function: {self.function!r}; give module and name, such as my_data.questions")
         try:
-            function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
+            with telling(f"function: {self.function!r}"):
+                function = getattr(import_module(module), name)
+        except AttributeError as error:
             raise UserError(f"function: {self.function!r} ({error}); give the dotted path of a function") from error
         if not callable(function):
             raise UserError(f"function: {self.function!r} is a {type(function).__name__}; give a function")

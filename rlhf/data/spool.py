@@ -77,7 +77,7 @@ def _tables(rows: Iterable[Any], where: str) -> Iterator[pa.Table]:
     source = iter(rows)
     start = 0
     while chunk := list(itertools.islice(source, CHUNK)):
-        for number, row in enumerate(chunk, start):
+        for number, row in enumerate(chunk, start + 1):
             if not isinstance(row, dict):
                 raise UserError(f"{where}: row {number} is a {type(row).__name__}; yield one dict per row")
         columns = {name: [row.get(name) for row in chunk] for name in dict.fromkeys(n for row in chunk for n in row)}
@@ -87,7 +87,7 @@ def _tables(rows: Iterable[Any], where: str) -> Iterator[pa.Table]:
             yield datasets.Dataset.from_dict(columns).data.table
         except Exception as error:  # datasets and pyarrow raise what their converters do; the column is what helps
             raise UserError(
-                f"{where}: rows {start} to {start + len(chunk) - 1}: {_culprit(columns)} ({error}); give every key "
+                f"{where}: rows {start + 1} to {start + len(chunk)}: {_culprit(columns)} ({error}); give every key "
                 "values of one type that can be kept in a table"
             ) from error
         start += len(chunk)

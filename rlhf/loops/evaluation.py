@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.algorithms.functional import kl as kl_functions
 from rlhf.algorithms.functional.rewards import per_response
-from rlhf.data.collate import collate_prompts
+from rlhf.data.collate import collate_labelled, collate_prompts
 from rlhf.errors import UserError
 from rlhf.loops.rollout_files import rollout_rows, write_rows
 from rlhf.loops.sources import mean_by_source
@@ -44,9 +44,13 @@ class Evaluator:
         examples = trainer.data.heldout
         if settings.every and not len(examples):
             raise UserError(
-                f"evaluation.every: {settings.every}, but data holds out no prompt; raise data.eval_fraction, or set "
-                "evaluation.every to 0"
+                f"evaluation.every: {settings.every}, but data holds out no prompt; raise data.eval_rows or "
+                "data.eval_fraction, whichever is set, or set evaluation.every to 0"
             )
+        texts = () if trainer.mixture_data is None or not settings.every else trainer.mixture_data.heldout
+        held = list(itertools.islice(texts, settings.prompts))
+        self.texts = collate_labelled(held, pad_id=trainer.pad_id) if held else None
+        """Held-out texts of the mixture, as many as there are prompts."""
         count = min(settings.prompts, len(examples)) if settings.every else 0
         rows = list(itertools.islice(examples, count))
         self.prompts = collate_prompts(rows) if rows else None
@@ -97,6 +101,12 @@ class Evaluator:
                 for engine in (trainer.policy, trainer.reference)
             )
             tally.mean("kl", kl_functions.k1(policy, reference, mask=rollout.mask).sum(1))
+        if self.texts is not None:
+            batches = list(self.texts.split(trainer.algorithm.engine.rows_at_once))
+            outputs = trainer.policy.evaluate(batches, want=("logprobs",))
+            for batch, output in zip(batches, outputs, strict=True):
+                assert output.logprobs is not None
+                tally.mean("mixture_loss", -output.logprobs, batch.mask)
         tally.mean("length", rollout.mask.sum(1))
         tally.mean("truncated_fraction", ~rollout.ended)
         figures["distinct_2"] = distinct(response_ids(rollout), 2)

@@ -22,6 +22,7 @@ from rlhf.engines.frozen import kept_once
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.interfaces import LiveEngine
 from rlhf.loops.actors import Reference, build_actors
+from rlhf.loops.checks import check_data
 from rlhf.loops.context import StageContext
 from rlhf.loops.figures import check_scores, compare_gradients, describe, mean_of
 from rlhf.loops.replay import open_replay
@@ -81,6 +82,7 @@ class OnlineTrainer:
         self.stream = self._stream("order")
         mixed = None if algorithm.mixture is None else mixture_stream(algorithm, self.tokenizer, context)
         self.mixture_data, self.mixture = mixed or (None, None)
+        check_data(algorithm, cast(PolicyModel, self.policy.model), self.data, self.mixture_data)
         self.stored = open_replay(algorithm, self.policy, self.tokenizer, context)
         self.update: Update | None = None
         """The update that an iteration is in the middle of."""

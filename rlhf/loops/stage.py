@@ -86,6 +86,9 @@ class OnlineStage:
         name, settings = self.context.name, self.algorithm
         for line in [*self.trainer.data.describe(), self.trainer.data.origin]:
             progress.say(f"{name}: {line}")
+        if (texts := self.trainer.mixture_data) is not None:
+            for line in [*texts.describe(), texts.origin]:
+                progress.say(f"{name}.mixture: {line}")
         if settings.critic is not None and settings.used_critic is None:
             progress.say(f"{name}: {type(settings.advantage).__name__} reads no values, so the critic is not built")
         for note in notes:

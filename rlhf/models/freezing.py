@@ -26,12 +26,7 @@ def freeze_below(model: PreTrainedModel, layers: int) -> None:
     Raises:
         UserError: the model has fewer blocks, or none that can be told apart, or nothing is left to train.
     """
-    _, blocks = blocks_of(model, "leave trainable_layers null, to train everything")
-    if layers > len(blocks):
-        raise UserError(
-            f"trainable_layers: {layers}, but {type(model).__name__} has {len(blocks)} blocks; give at most that many, "
-            "or null to train everything"
-        )
+    blocks = check_layers(model, layers)
     model.requires_grad_(True)
     trained = {p for block in blocks[len(blocks) - layers :] for p in block.parameters()} | _behind(model, blocks)
     if not trained:
@@ -40,6 +35,21 @@ def freeze_below(model: PreTrainedModel, layers: int) -> None:
         )
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in trained)
+
+
+def check_layers(model: PreTrainedModel, layers: int) -> list[nn.Module]:
+    """The blocks of a model, whose last ones are to be trained.
+
+    Raises:
+        UserError: the model has fewer blocks, or none that can be told apart.
+    """
+    _, blocks = blocks_of(model, "leave trainable_layers null, to train everything")
+    if layers > len(blocks):
+        raise UserError(
+            f"trainable_layers: {layers}, but {type(model).__name__} has {len(blocks)} blocks; give at most that many, "
+            "or null to train everything"
+        )
+    return blocks
 
 
 def blocks_of(model: PreTrainedModel, remedy: str) -> tuple[str, list[nn.Module]]:

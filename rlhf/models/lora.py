@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import nn
 
 from rlhf.errors import UserError, require
-from rlhf.models.freezing import blocks_of
+from rlhf.models.freezing import blocks_of, check_layers
 from rlhf.models.modules import seeded
 
 if TYPE_CHECKING:
@@ -80,6 +80,20 @@ class Attached:
     base: str | None
 
 
+def check_trained(module: PreTrainedModel, settings: LoRA | None, layers: int | None) -> None:
+    """Refuses adapters, or last blocks to train, that a model does not have.
+
+    Args:
+        module: The model, or its outline on the meta device.
+        settings: Of the adapters; None for none.
+        layers: How many blocks are trained, or have adapters; None for all.
+    """
+    if settings is not None:
+        targets(module, settings, layers)
+    elif layers is not None:
+        check_layers(module, layers)
+
+
 def attached(module: nn.Module) -> Attached | None:
     """What :func:`attach` has noted on a language model or on its trunk; None where it has no adapters."""
     return getattr(module, "attached_lora", None)
@@ -102,7 +116,7 @@ def attach(module: PreTrainedModel, settings: LoRA, *, seed: int, base: str | No
 
     if attached(module) is not None:
         raise UserError("lora: the model has adapters already; leave it null")
-    note = Attached(settings, _endings(module, _targets(module, settings, layers)), base)
+    note = Attached(settings, _endings(module, targets(module, settings, layers)), base)
     config = config_of(module, note)
     with seeded(seed):
         inject_adapter_in_model(config, module, NAME)
@@ -166,8 +180,12 @@ def _linear(module: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
 
 
-def _targets(module: PreTrainedModel, settings: LoRA, layers: int | None) -> list[str]:
-    """Names of the layers to adapt."""
+def targets(module: PreTrainedModel, settings: LoRA, layers: int | None) -> list[str]:
+    """Names of the layers to adapt.
+
+    Raises:
+        UserError: the model has no such layers, or one is tied to the embedding.
+    """
     linear = _linear(module)
     allowed = list(linear)
     if settings.target_modules is None or layers is not None:

@@ -26,7 +26,7 @@ from rlhf.models.gguf import (
     without_invented_tokens,
 )
 from rlhf.models.hub import WHOLE_MODEL, reading
-from rlhf.models.lora import LoRA, attach
+from rlhf.models.lora import LoRA, attach, check_trained
 from rlhf.models.modules import seeded
 from rlhf.models.storage import HEAD_SETTINGS, TOKENIZER, check_loaded, check_model_folder, no_progress_bars
 from rlhf.models.tokenizer import SMALLEST_VOCABULARY, check_tokenizer, find_chat_template, train_bpe
@@ -99,6 +99,20 @@ class Pretrained(Policy):
 
         with reading(path, local=False):
             cached_file(path, "config.json")
+
+    def outline(self) -> PreTrainedModel | None:
+        from transformers import AutoConfig
+
+        path = os.path.expanduser(self.path)
+        local = looks_local(path)
+        if path.startswith("@") or self.trust_remote_code or find_gguf(path) or adapter_files.is_adapter(path):
+            return None
+        with reading(self.path, local=local):
+            config = AutoConfig.from_pretrained(path, local_files_only=local)
+        return _outline(config)
+
+    def check_training(self, outline: PreTrainedModel) -> None:
+        check_trained(outline, self.lora, self.trainable_layers)
 
     @no_progress_bars()
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
@@ -235,6 +249,17 @@ class FromScratch(Policy):
         if self.chat_template is not None:
             find_chat_template(self.chat_template)
 
+    def _config(self, **ids: int | None) -> PreTrainedConfig:
+        settings = {key: value for key, value in self.config.items() if key != "model_type"}
+        _check_settings(self.config["model_type"], settings)
+        return _config(self.config["model_type"], {**settings, **ids})
+
+    def outline(self) -> PreTrainedModel:
+        return _outline(self._config(**dict.fromkeys(SET_BY_TOKENIZER) | {"vocab_size": self.vocab_size}))
+
+    def check_inputs(self) -> None:
+        self.outline()
+
     def build(self, corpus: Callable[[], Iterable[str]], *, seed: int) -> LanguageModel:
         """Trains the tokenizer and draws the weights.
 
@@ -243,8 +268,7 @@ class FromScratch(Policy):
         """
         from transformers import AutoModelForCausalLM
 
-        settings = {key: value for key, value in self.config.items() if key != "model_type"}
-        _check_settings(self.config["model_type"], settings)
+        self.outline()
         tokenizer = train_bpe(corpus(), self.vocab_size)
         if self.chat_template is not None:
             tokenizer.chat_template = find_chat_template(self.chat_template)
@@ -254,12 +278,8 @@ class FromScratch(Policy):
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
         }
-        config = _config(self.config["model_type"], {**settings, **ids})
         with seeded(seed):
-            try:
-                module: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            except ValueError as error:
-                raise UserError(f"config: {self.config} makes no causal language model ({error})") from error
+            module: PreTrainedModel = AutoModelForCausalLM.from_config(self._config(**ids), dtype=torch.float32)
         return LanguageModel(module.eval(), tokenizer)
 
 
@@ -284,6 +304,18 @@ def _config(model_type: str, settings: dict[str, Any]) -> PreTrainedConfig:
         return AutoConfig.for_model(model_type, **settings)
     except (StrictDataclassError, TypeError) as error:
         raise UserError(f"config: {model_type} does not take these settings; {' '.join(str(error).split())}") from error
+
+
+def _outline(config: PreTrainedConfig) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:  # whatever an architecture does with sizes that do not fit
+        raise UserError(
+            f"config: {config.model_type} makes no causal language model of these settings ({error}); correct them"
+        ) from error
 
 
 def _check_settings(model_type: str, settings: dict[str, Any]) -> None:

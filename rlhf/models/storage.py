@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from rlhf.models.hub import reading
 from rlhf.models.lora import attached
 from rlhf.models.modules import PolicyModel, ValueModel, seeded
 from rlhf.models.tokenizer import check_tokenizer, pad_id
+from rlhf.user_code import import_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -315,8 +315,8 @@ def _component(file: Path, written: Mapping[str, Any], base: type[T]) -> T:
     class_path = written["class_path"]
     module, _, name = class_path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(import_module(module), name)
+    except (AttributeError, ValueError) as error:
         raise UserError(
             f"{file}: class_path {class_path} cannot be imported ({error}); "
             "run from the folder that holds it, or install its package"

@@ -64,7 +64,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(counted(), trainer)
     if not seen:
-        raise UserError("corpus: no text to train a tokenizer on; give the stage data, or a policy with a tokenizer")
+        raise UserError(
+            "corpus: no text to train a tokenizer on; see which rows data.split and "
+            "data.phase leave to this stage, and their columns; or take a policy with a tokenizer"
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
     )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf.command import guarded, prepare_environment
+from rlhf.command import guarded, import_heavy, prepare_environment
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(argv: Sequence[str] | None) -> int:
     options = _parser().parse_args(argv)
+    import_heavy("rlhf.report.page")
     from rlhf.report.page import write_report
 
     print(f"report: {write_report(options.runs, options.output)}")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rlhf import distributed
-from rlhf.errors import UserError
+from rlhf.errors import ConfigError, UserError, telling
 from rlhf.files import atomic_text
 from rlhf.interruption import Stopped, StopRequest
 from rlhf.stages.cache import StageCache
+from rlhf.stages.feasible import infeasible
 from rlhf.stages.folder import (
     DONE,
     RECORD,
@@ -29,6 +30,7 @@ from rlhf.stages.folder import (
 )
 from rlhf.stages.key import Inputs, changed_inputs, identity, stage_key, versions
 from rlhf.stages.settings import differences, missing_inputs, resolve, used_stages
+from rlhf.user_code import own_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,9 +59,10 @@ class Plan:
 def _telling(name: str) -> Iterator[None]:
     """An error inside says which stage it is of, and stays what it is."""
     try:
-        yield
-    except (UserError, Stopped) as error:
-        error.args = (f"stage {name}: {error}", *error.args[1:])
+        with telling(f"stage {name}"), own_errors():
+            yield
+    except Stopped as stopped:
+        stopped.args = (f"stage {name}: {stopped}", *stopped.args[1:])
         raise
 
 
@@ -232,8 +235,9 @@ class Run:
             if plan.state != "keep"
             for problem in missing_inputs(experiment.stages[name], f"stages.{name}")
         ]
-        if missing:
-            raise UserError("\n".join(missing))
+        made = [name for name, plan in plans.items() if plan.state != "keep"]
+        if problems := missing or list(infeasible(experiment.stages, made)):
+            raise ConfigError(problems)
         atomic_text(experiment.directory / "config.yaml", dump(experiment))
         figures = {name: self._stage(name, plan) for name, plan in plans.items()}
         if self.cache.kept:

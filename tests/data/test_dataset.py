@@ -105,7 +105,10 @@ def test_both_kinds_of_sources_may_have_one_name(source, words) -> None:
 
 def test_an_evaluation_source_without_a_usable_row_is_an_error(source, words) -> None:
     data = Data(sources={"x": source(DEMOS)}, eval_sources={"test": source([{"prompt": None, "response": "w1"}], "t")})
-    with pytest.raises(ValueError, match=r"eval_sources.test: of its 1 rows none is left \(missing_value 1\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"eval_sources.test: of its 1 rows none is left \(dropped, .*: missing_value 1\); map the columns",
+    ):
         data.prepare(words(), form="demonstration", phase="sft")
     with pytest.raises(ValueError, match="eval_rows: 5, but eval_sources are evaluated on whole"):
         Data(sources={"x": source(DEMOS)}, eval_sources={"test": source(DEMOS)}, eval_rows=5)
@@ -136,17 +139,20 @@ def test_counts_are_by_source_and_told(source, words, text) -> None:  # case G3
         "a: 4 for training, 0 held out; 1 dropped (long_prompt 1); "
         "2 kept but cut or empty (truncated_response 1, empty_response 1)",
         "b: 1 for training, 0 held out; 1 dropped (long_prompt 1)",
-        "nothing is held out: there will be no evaluation on unseen prompts",
+        "nothing is held out: there will be no evaluation on unseen rows",
     ]
 
 
 def test_a_source_with_all_rows_dropped_is_an_error(source, words, text) -> None:  # cases G3, G6
     gone = source([{"prompt": text(30), "response": "w1"}], "gone")
     data = Data(sources={"x": source(DEMOS), "gone": gone}, eval_rows=0, max_tokens=20)
-    with pytest.raises(ValueError, match=r"sources.gone: of its 1 training rows none is left \(long_prompt 1\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"sources.gone: of its 1 training rows none is left \(dropped, .*: long_prompt 1\); see max_tokens",
+    ):
         data.prepare(words(), form="demonstration", phase="sft")
     empty_phase = Data(sources={"x": source(DEMOS)}, split=[0, 1, 1])
-    with pytest.raises(ValueError, match="of its 0 training rows none is left"):
+    with pytest.raises(ValueError, match=r"of its 0 training rows none is left .*; see split, phase"):
         empty_phase.prepare(words(), form="demonstration", phase="sft")
 
 

@@ -3,8 +3,8 @@ from collections import Counter
 import pytest
 from datasets import Dataset
 
-from rlhf.data.forms import Record, keys, records
-from rlhf.types import Message
+from rlhf.data.forms import Record, check_labels, keys, records
+from rlhf.types import Form, Message
 
 
 def make(rows: list[dict], form) -> tuple[list[list[Record]], Counter]:
@@ -64,10 +64,12 @@ def test_missing_values_are_counted() -> None:
         (
             {"prompt": [{"content": "p"}]},
             "prompt",
-            "row 0: prompt: a message has the keys content; give role and content",
+            "row 1: prompt: a message has the keys content; give role and content",
         ),
         ({**SCORED, "scores": [1.0]}, "comparison", "two lists of one length"),
         ({**PAIR, "margin": "much"}, "comparison", "margin is 'much'; give numbers"),
+        ({**PAIR, "margin": "NaN"}, "comparison", "margin is 'NaN'; give numbers"),
+        ({**SCORED, "scores": ["1", "nan", "2"]}, "comparison", "scores is 'nan'; give numbers"),
     ],
 )
 def test_wrong_rows_are_errors(row: dict, form, message: str) -> None:
@@ -77,7 +79,7 @@ def test_wrong_rows_are_errors(row: dict, form, message: str) -> None:
 
 def test_the_row_named_is_the_row_of_the_source() -> None:
     dataset = Dataset.from_list([SCORED, SCORED, {**SCORED, "scores": [1.0]}])
-    with pytest.raises(ValueError, match="row 2"):
+    with pytest.raises(ValueError, match="row 3"):
         list(records(dataset, [0, 2], "comparison", Counter(), "x"))
 
 
@@ -134,9 +136,40 @@ def test_a_pair_gives_one_response_of_each_label() -> None:
 def test_what_is_called_bad_is_not_imitated() -> None:
     rows, drops = make([{**DEMO, "label": True}, {**DEMO, "label": False}], "demonstration")
     assert [len(row) for row in rows] == [1, 0] and drops == {"bad_label": 1}
-    rows, drops = make([{"messages": [USER, ANSWER], "label": "no"}], "demonstration")
-    assert len(rows[0]) == 1 and not drops  # some other label
+    rows, drops = make([{**DEMO, "label": None}], "demonstration")
+    assert len(rows[0]) == 1 and not drops  # nobody has judged it
     assert make([{**DEMO, "label": False}], "text") == ([[Record("p", ("r",))]], Counter())
+
+
+GOOD = [True, 1, 1.0, "true", "True", " TRUE ", "1", "1.0"]
+BAD = [False, 0, 0.0, -1, -1.0, "false", "False", "0", "-1", "0.0", "-1.0"]
+
+
+@pytest.mark.parametrize("form", ["demonstration", "unpaired"])
+@pytest.mark.parametrize("talk", [DEMO, {"messages": [USER, ANSWER]}])
+def test_how_labels_may_be_spelt(form, talk: dict) -> None:
+    for value in (*GOOD, *BAD):
+        rows, drops = make([{**talk, "label": value}], form)
+        kept = [] if form == "demonstration" and value in BAD else [Record("p", ("r",), label=value in GOOD)]
+        assert (rows, drops) == ([kept], Counter() if kept else Counter(bad_label=1)), value
+    for value in (2, -2, 0.5, "maybe", "", "yes", "-0.1", "10"):
+        with pytest.raises(ValueError, match=rf"x, row 1: label is {value!r}; give true or 1 .* rename a"):
+            make([{**talk, "label": value}], form)
+
+
+def test_labels_are_looked_at_as_a_column() -> None:
+    def check(labels: list, form: Form, row: dict = DEMO) -> None:
+        check_labels(Dataset.from_list([{**row, "label": label} for label in labels]), form, "sources.x")
+
+    check([1, -1, None, 1], "demonstration")
+    check(["true", "0", "1"], "unpaired")
+    for form in ("demonstration", "unpaired"):
+        with pytest.raises(ValueError, match=r"x: label is 0 in row 3 and -1 in row 2, so that nobody can say"):
+            check([1, -1, 0], form)
+        with pytest.raises(ValueError, match=r"x, row 2: label is 3; give true or 1"):
+            check([1, 3], form)
+    check([1, -1, 0, 3], "prompt")  # not looked at
+    check([1, 3], "demonstration", PAIR)
 
 
 def test_conversations_without_an_answer_or_a_text_are_counted() -> None:
@@ -149,16 +182,16 @@ def test_conversations_without_an_answer_or_a_text_are_counted() -> None:
 @pytest.mark.parametrize(
     ("row", "form", "message"),
     [
-        ({**DEMO, "label": "maybe"}, "unpaired", "row 0: label is 'maybe'; give true"),
-        ({"prompt": [USER, BOT]}, "prompt", "row 0: prompt ends with what the assistant says; map whole conversations"),
+        ({**DEMO, "label": "maybe"}, "unpaired", "row 1: label is 'maybe'; give true"),
+        ({"prompt": [USER, BOT]}, "prompt", "row 1: prompt ends with what the assistant says; map whole conversations"),
         (
             {"prompt": "p", "response": USER},
             "demonstration",
-            "row 0: response is not the prompt and one assistant mess",
+            "row 1: response is not the prompt and one assistant mess",
         ),
-        ({"prompt": "q", "response": [USER, BOT]}, "demonstration", "row 0: response is not the prompt and one"),
-        ({"prompt": "p", "response": [USER, BOT, AGAIN, BOT]}, "demonstration", "row 0: response is not the prompt"),
-        ({"messages": "p"}, "prompt", "row 0: messages: a message is a str"),
+        ({"prompt": "q", "response": [USER, BOT]}, "demonstration", "row 1: response is not the prompt and one"),
+        ({"prompt": "p", "response": [USER, BOT, AGAIN, BOT]}, "demonstration", "row 1: response is not the prompt"),
+        ({"messages": "p"}, "prompt", "row 1: messages: a message is a str"),
     ],
 )
 def test_wrong_conversations_are_errors(row: dict, form, message: str) -> None:
@@ -169,5 +202,5 @@ def test_wrong_conversations_are_errors(row: dict, form, message: str) -> None:
 def test_keys_of_conversations_are_what_they_begin_with() -> None:
     rows = [{"messages": [USER, BOT, AGAIN, ANSWER]}, {"messages": [USER, ANSWER]}]
     assert keys(Dataset.from_list(rows), "x") == ["p", "p"] == keys(Dataset.from_list([DEMO] * 2), "x")
-    with pytest.raises(ValueError, match="x, row 1: messages: a message's role is 'boss'"):
+    with pytest.raises(ValueError, match="x, row 2: messages: a message's role is 'boss'"):
         keys(Dataset.from_list([rows[1], {"messages": [{"role": "boss", "content": "a"}]}]), "x")

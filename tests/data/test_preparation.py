@@ -213,7 +213,7 @@ def test_a_row_is_named_by_its_number_in_the_source(source, words, monkeypatch: 
     monkeypatch.setattr(preparation, "BLOCK_ROWS", 2)
     rows = [{"messages": talk(i, 1)} for i in range(5)]
     rows[3]["messages"][0]["from"] = "nobody"
-    with pytest.raises(ValueError, match=r"sources.x, row 3: messages: a message's role is 'nobody'"):
+    with pytest.raises(ValueError, match=r"sources.x, row 4: messages: a message's role is 'nobody'"):
         Data(sources={"x": source(rows)}).prepare(words(), form="prompt", phase="ppo")
 
 

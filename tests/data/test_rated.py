@@ -131,7 +131,7 @@ def test_columns_have_the_names_that_are_given(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match="no column 'rating'"):
         RatedTexts(path=str(path), form="texts", text="review").load()
-    with pytest.raises(ValueError, match=r"stars.csv, row 0: review is 'Good, really good.'; give numbers"):
+    with pytest.raises(ValueError, match=r"stars.csv, row 1: review is 'Good, really good.'; give numbers"):
         RatedTexts(path=str(path), form="texts", text="review", rating="review").load()
 
 

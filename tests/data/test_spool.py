@@ -58,8 +58,8 @@ def test_rows_are_read_once_and_a_block_at_a_time(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"a": 1}, 5], "x: row 1 is a int; yield one dict per row"),
-        ([{"a": 1}, {"a": "s"}], r"x: rows 0 to 1: 'a' holds int and str .*give every key values of one type"),
+        ([{"a": 1}, 5], "x: row 2 is a int; yield one dict per row"),
+        ([{"a": 1}, {"a": "s"}], r"x: rows 1 to 2: 'a' holds int and str .*give every key values of one type"),
         ([{"a": 1}] * 10 + [{"a": "s"}], r"x: 'a' holds int64 in some rows and string in others; give every key"),
         ([{1: 2}], r"a key is no text: 1"),
         ([{"a": object()}], r"'a' holds object"),

@@ -6,6 +6,7 @@ import pytest
 import tiny_runs
 
 from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.loops.evaluation import Evaluator, distinct, response_ids
@@ -78,6 +79,17 @@ def test_parts_of_the_reward_and_of_judges(tmp_path):
     spread = [abs(row["both_score/a"] - row["both_score/b"]) / 2 for row in rows]
     assert [row["both_score/disagreement"] for row in rows] == pytest.approx(spread)
     assert figures["eval/both_score/disagreement"] == pytest.approx(sum(spread) / 4)
+
+
+def test_the_held_out_texts_of_a_mixture_are_evaluated_on(tmp_path):
+    mixture = Mixture(data=tiny_runs.data("text", 10, eval_rows=6))
+    trainer, evaluate = evaluator(tmp_path, mixture=mixture, evaluation=Evaluation(every=1, prompts=4))
+    assert evaluate.texts is not None and len(evaluate.texts) == 4
+    (output,) = trainer.policy.evaluate([evaluate.texts], want=("logprobs",))
+    expected = float(-output.logprobs[evaluate.texts.mask].mean())
+    assert evaluate()["eval/mixture_loss"] == pytest.approx(expected) and expected > 1
+    none = evaluator(tmp_path, mixture=Mixture(data=tiny_runs.data("text", 10, eval_rows=0)))[1]
+    assert "eval/mixture_loss" not in none()
 
 
 def test_when_it_is_due(tmp_path):

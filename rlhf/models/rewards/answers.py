@@ -33,5 +33,8 @@ def finite_numbers(answer: Any, things: Sequence[str], who: str, what: str = "re
     for score, thing in zip(answer, things, strict=True):
         value = score.item() if isinstance(score, Tensor) and score.numel() == 1 else score
         if not (isinstance(value, numbers.Real) and math.isfinite(value)):
-            raise UserError(f"{who} answered {score!r:.200}, no finite number, for {thing[:200]!r}")
+            raise UserError(
+                f"{who} answered {score!r:.200}, no finite number, for {thing[:200]!r}; answer a "
+                "number for every one, such as 0 where there is nothing to say"
+            )
     return [float(score) for score in answer]

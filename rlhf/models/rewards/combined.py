@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.functional.rewards import add_at_end, per_response
-from rlhf.errors import UserError, require
+from rlhf.errors import UserError, require, telling
 from rlhf.interfaces import Engine, RewardModel, Scorer
 from rlhf.types import Rollout, Scores
 
@@ -27,6 +27,12 @@ def _named_parts(answers: Mapping[str, Scores], mask: Tensor) -> dict[str, Tenso
         parts[name] = per_response(scores.total, mask)
         parts |= {f"{name}/{inner}": part for inner, part in scores.parts.items()}
     return parts
+
+
+def _check_columns(models: Mapping[str, RewardModel], columns: Mapping[str, Collection[str]]) -> None:
+    for name, model in models.items():
+        with telling(f"models.{name}"):
+            model.check_columns(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,9 @@ class Weighted(RewardModel):
         if odd := sorted(set(self.models) ^ set(self.weights)):
             where = "models but not in weights" if odd[0] in self.models else "weights but not in models"
             raise UserError(f"weights: {odd[0]} is in {where}; give each model exactly one weight")
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        _check_columns(self.models, columns)
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
         """Builds each model."""
@@ -101,6 +110,9 @@ class Ensemble(RewardModel):
         if "disagreement" in self.models:
             raise UserError("models: disagreement is the name of what the members' spread is reported under; rename it")
         require(at_least=0, coef=self.coef)
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        _check_columns(self.models, columns)
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
         """Builds each member."""

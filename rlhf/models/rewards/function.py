@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlhf import distributed
-from rlhf.errors import UserError
+from rlhf.errors import UserError, telling
 from rlhf.files import checksum
 from rlhf.interfaces import Engine, RewardModel, Scorer
 from rlhf.models.rewards.answers import finite_numbers
 from rlhf.types import Prompts, Rollout, Scores
+from rlhf.user_code import import_module, users_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,10 +38,12 @@ class Imported:
     def __init__(self, path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
         self.path = path
         self.arguments = arguments
+        self.given = given
         module, _, name = path.rpartition(".")
         try:
-            self.function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
+            with telling(f"function: {path} cannot be imported"):
+                self.function = getattr(import_module(module), name)
+        except AttributeError as error:
             raise UserError(f"function: {path} cannot be imported ({error}); check the path") from error
         if not callable(self.function):
             raise UserError(f"function: {path} is {self.function!r}; give something that can be called")
@@ -56,26 +58,35 @@ class Imported:
                 hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(self.accepted)) or 'none'}"
                 raise UserError(f"function: {path} takes no argument {argument}; {hint}")
 
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Refuses data without a column that the function cannot do without.
+
+        Raises:
+            UserError: it needs an argument that is nowhere.
+        """
+        if missing := sorted(self.required - {*columns, *self.arguments, *self.given}):
+            raise UserError(
+                f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
+                f"data; columns there: {', '.join(sorted(columns)) or 'none'}"
+            )
+
     def __call__(self, prompts: Prompts, given: Mapping[str, list[Any]]) -> Any:
         """Its answer to the given lists and those columns that it names in its signature.
 
         Raises:
             UserError: it needs an argument that is nowhere.
-            RuntimeError: it raised.
+            UserCodeError: it raised something.
         """
         columns = {n: list(v) for n, v in prompts.columns.items() if self.takes_all or n in self.accepted}
         everything = columns | dict(self.arguments) | dict(given)
-        if missing := sorted(self.required - set(everything)):
-            raise UserError(
-                f"function: {self.path} needs {', '.join(missing)}, which is neither in arguments nor a column of the "
-                f"data; columns there: {', '.join(sorted(prompts.columns)) or 'none'}"
-            )
-        try:
+        self.check_columns(prompts.columns)
+        with users_code(f"function: {self.path}, given {len(prompts)} responses,"):
             return self.function(**everything)
-        except Exception as error:  # foreign code may raise anything; its own traceback stays above this message
-            raise RuntimeError(
-                f"function: {self.path} raised {type(error).__name__} on {len(prompts)} responses: {error}"
-            ) from error
+
+
+def of_any(columns: Mapping[str, Collection[str]]) -> set[str]:
+    """The columns that any source has: the rows of the others have no value there."""
+    return {name for names in columns.values() for name in names}
 
 
 def check_function(path: str, arguments: Mapping[str, Any], given: Sequence[str]) -> None:
@@ -92,7 +103,7 @@ def function_source(path: str) -> str | None:
     None for this package's own functions, and those that no file is known of.
     """
     module = path.rpartition(".")[0]
-    file = None if module.startswith("rlhf.") else getattr(importlib.import_module(module), "__file__", None)
+    file = None if module.startswith("rlhf.") else getattr(import_module(module), "__file__", None)
     return None if file is None else checksum(Path(file))[1]
 
 
@@ -125,6 +136,9 @@ class FunctionReward(RewardModel):
 
     def check_inputs(self) -> None:
         Imported(self.function, self.arguments, ("prompts", "responses"))
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        Imported(self.function, self.arguments, ("prompts", "responses")).check_columns(of_any(columns))
 
     def fingerprint(self) -> str | None:
         return function_source(self.function)

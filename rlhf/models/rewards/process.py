@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.errors import UserError
 from rlhf.interfaces import Engine, LiveEngine, ModelPath, RewardModel, Scorer
 from rlhf.models.rewards.answers import finite_numbers
-from rlhf.models.rewards.function import Imported, check_function, function_source
+from rlhf.models.rewards.function import Imported, check_function, function_source, of_any
 from rlhf.models.rewards.scalar import check_path, frozen_value_model
 from rlhf.models.rewards.steps import Step, split_steps
 from rlhf.types import Rollout, Scores, Selectable
@@ -91,6 +91,9 @@ class StepFunctionReward(RewardModel):
 
     def check_inputs(self) -> None:
         Imported(self.function, self.arguments, ("prompts", "steps"))
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        Imported(self.function, self.arguments, ("prompts", "steps")).check_columns(of_any(columns))
 
     def fingerprint(self) -> str | None:
         return function_source(self.function)

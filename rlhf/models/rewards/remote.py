@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,13 @@ class RemoteReward(RewardModel):
         require(above=0, timeout=self.timeout)
         if taken := sorted({"prompts", "responses"} & set(self.columns)):
             raise UserError(f"columns: {taken[0]} is sent anyway; rename the column")
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        for name in self.columns:
+            if name not in (there := {name for names in columns.values() for name in names}):
+                raise UserError(
+                    f"columns: the data has no column {name}; there are {', '.join(sorted(there)) or 'none'}"
+                )
 
     def build(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> Scorer:
         """Makes the client; nothing is sent yet.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,22 @@ def column(prompts: Prompts, name: str, setting: str = "column") -> Sequence[Any
         there = ", ".join(sorted(prompts.columns)) or "none"
         raise UserError(f"{setting}: the data has no column {name}; columns there: {there}")
     return prompts.columns[name]
+
+
+def check_column(columns: Mapping[str, Collection[str]], name: str, setting: str = "column") -> None:
+    """Refuses data of which a source has no column of that name: every row is judged by it.
+
+    Args:
+        columns: Names by source.
+        name: The column.
+        setting: What names it.
+    """
+    for source, there in columns.items():
+        if name not in there:
+            raise UserError(
+                f"{setting}: the source {source} has no column {name}; columns there: "
+                f"{', '.join(sorted(there)) or 'none'}. Map one with the source's columns, or name another"
+            )
 
 
 def compiled(pattern: str, setting: str) -> re.Pattern[str]:
@@ -117,6 +133,9 @@ class ExactMatchReward(Rule):
         if self.extract is not None:
             compiled(self.extract, "extract")
 
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        check_column(columns, self.column)
+
     def passes(self, rollout: Rollout) -> list[bool]:
         golds = column(rollout.prompts, self.column)
         return [self._right(text, gold) for text, gold in zip(rollout.text, golds, strict=True)]
@@ -151,6 +170,9 @@ class ArithmeticReward(Rule):
 
     def __post_init__(self) -> None:
         require(at_least=0, below=1, tolerance=self.tolerance)
+
+    def check_columns(self, columns: Mapping[str, Collection[str]]) -> None:
+        check_column(columns, self.column)
 
     def passes(self, rollout: Rollout) -> list[bool]:
         golds = column(rollout.prompts, self.column)

@@ -19,5 +19,5 @@ def test_what_is_no_list_is_named(answer):
 def test_what_was_scored_is_named():
     with pytest.raises(ValueError, match=r"^f answered 1 scores for 2 steps; give one for each$"):
         finite_numbers([1.0], ["a", "b"], "f", "steps")
-    with pytest.raises(ValueError, match=r"^f answered nan, no finite number, for 'b'$"):
+    with pytest.raises(ValueError, match=r"^f answered nan, no finite number, for 'b'; answer a number for every one"):
         finite_numbers([1.0, float("nan")], ["a", "b"], "f")
