@@ -440,7 +440,7 @@ def test_model_folders(run, here, models, damage, parts):
     shutil.copytree(models / "sft/model", here / "model")
     damage(here / "model")
     answer = run(sft(policy=pretrained("./model")))
-    assert answer[0] == (2 if "stages.s0.policy: path: " in answer[1] else 1)  # before the first stage, or when loaded
+    assert answer[0] == (2 if "  stages.s0.policy: " in answer[1] else 1)  # before the first stage, or when loaded
     refused(answer, answer[0], "path: ", "model", *parts)
     assert "repo" not in answer[1] and not (here / "runs/toy/s0").exists()
 
