@@ -179,6 +179,7 @@ class Checkpoints:
 
         Raises:
             OSError: the disk is full, say; what was there before is as it was.
+            UserError: the folder that the checkpoints belong to has gone.
         """
         self.finish()
         writing = _Writing(self.directory / f"step_{step}", step, about or {})
@@ -233,8 +234,14 @@ class Checkpoints:
             )
 
     def _begin(self, writing: _Writing) -> None:
+        stage = self.directory.parent
+        if not stage.is_dir():  # made at its start, with the record that a checkpoint is worth nothing without
+            raise UserError(
+                f"{stage}: the stage's folder was removed while the stage ran, so no checkpoint in it could be continued "
+                "from; the stage ends here. Run the same command again"
+            )
         with refusals_named(writing.target):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(exist_ok=True)
             self._recover()
             for leftover in self.directory.glob(".step_*"):
                 shutil.rmtree(leftover, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -63,7 +64,7 @@ def reading(path: str | Path, *, local: bool, remedy: str = WHOLE_MODEL) -> Iter
         except UserError:
             raise
         except Exception as error:  # each format's reader raises its own errors, and they share no base
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = textwrap.shorten(str(error).strip() or type(error).__name__, 300, placeholder=" …")
             if local:
                 text = f"cannot be read ({reason}); {remedy}"
             else:

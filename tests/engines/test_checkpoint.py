@@ -357,3 +357,13 @@ def test_what_does_not_fit_is_named():
         nn.Linear(2, 2).load_state_dict(nn.Linear(3, 2).state_dict())
     with pytest.raises(UserError, match=r"^step_2: data seed: 1"), fitting(Path("step_2")):
         raise UserError("data seed: 1")
+
+
+def test_a_stage_whose_folder_has_gone_ends(tmp_path):
+    store = Checkpoints(tmp_path / "sft" / "checkpoints")
+    with pytest.raises(UserError, match="sft: the stage's folder was removed while the stage ran"):
+        save(store, 2)
+    assert not (tmp_path / "sft").exists()  # half a folder would be in the way of the next run
+    (tmp_path / "sft").mkdir()
+    save(store, 2)
+    assert (tmp_path / "sft" / "checkpoints" / "step_2").is_dir()
