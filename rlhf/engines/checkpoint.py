@@ -237,8 +237,8 @@ class Checkpoints:
         stage = self.directory.parent
         if not stage.is_dir():  # made at its start, with the record that a checkpoint is worth nothing without
             raise UserError(
-                f"{stage}: the stage's folder was removed while the stage ran, so no checkpoint in it could be continued "
-                "from; the stage ends here. Run the same command again"
+                f"{stage}: the stage's folder was removed while the stage ran, so that no checkpoint in it could go on "
+                "later; the stage ends here. Run the same command again"
             )
         with refusals_named(writing.target):
             self.directory.mkdir(exist_ok=True)
