@@ -12,13 +12,12 @@ import os
 import sys
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Callable
 
 from rlhf import distributed
 from rlhf.errors import ConfigError, UserError
 from rlhf.interruption import Stopped, held, sigterm_raises
-from rlhf.user_code import told
+from rlhf.user_code import is_own, told
 
 _DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",  # waiting threads give the core back: decisive where processes share cores
@@ -98,7 +97,7 @@ def guarded(command: Callable[[], int], *modules: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as end:
-        if _last_module(end) == "argparse":
+        if _of_argparse(end):
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         print(f"Error: {told('code of your own', end)}", file=sys.stderr)
         return 1
@@ -117,10 +116,15 @@ def guarded(command: Callable[[], int], *modules: str) -> int:
         return 1
 
 
-def _last_module(error: BaseException) -> str:
-    """The module that has raised an error."""
-    last = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
-    return last[0][0].f_globals["__name__"] if last else ""
+def _of_argparse(end: SystemExit) -> bool:
+    """Whether the parser of arguments asked for the end, perhaps by what a library has put in the place of its exit."""
+    asked = False
+    for frame, _ in traceback.walk_tb(end.__traceback__):
+        if frame.f_globals.get("__name__") == "argparse":
+            asked = True
+        elif is_own(frame.f_code.co_filename):
+            asked = False
+    return asked
 
 
 def _message(error: Exception) -> str:

@@ -33,14 +33,15 @@ def own_lines(error: BaseException) -> list[str]:
     found = [
         f"{_shown(frame.filename)}, line {frame.lineno}, in {frame.name}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if _is_own(frame.filename)
+        if is_own(frame.filename)
     ]
-    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         found.append(f"{_shown(error.filename)}, line {error.lineno}: {(error.text or '').strip()}")
     return found[-_LINES:]
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Whether a file is the user's own: of no library and not of this package."""
     inside_library = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return not (file.startswith(("<", _OURS, *_LIBRARIES)) or inside_library)
 

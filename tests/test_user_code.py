@@ -1,5 +1,6 @@
 """Errors of code that is the user's own: one message with what was called and the user's own lines."""
 
+import importlib
 import sys
 
 import pytest
@@ -34,6 +35,8 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
+    sys.modules.pop("mine", None)  # another test's, perhaps
+    importlib.invalidate_caches()
     yield import_module("mine")
     for name in ("mine", "torn", "leaving", "lacking"):
         sys.modules.pop(name, None)
