@@ -44,7 +44,7 @@ def make(kind: str, engine: Engine, dropout: float = 0.1) -> Any:
     return tiny_runs.ppo(
         policy=model,
         critic=OwnTrunk(optimizer=AdamW(lr=1e-2, eps=1e-4), warmup_iterations=1),
-        mixture=Mixture(data=tiny_runs.data("text", eval_rows=0), batch_size=3, gradient_every=3),
+        mixture=Mixture(data=tiny_runs.data("text", eval_rows=0), batch_size=4, gradient_every=3),
         averaging=EMA(decay=0.9),
         kl=KL(controller=Adaptive(target=1.0, horizon=50)),
         score_normalization=ScoreNormalization(samples=8, running=True),
