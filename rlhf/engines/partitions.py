@@ -139,8 +139,9 @@ class Partition(ABC):
     def _flat(self, number: int) -> Tensor:
         """The flat tensor that the optimiser steps and a weight's fragment lies in."""
 
-    def _link(self) -> None:  # noqa: B027 (in most layouts there is nothing to do)
-        """Called after optimiser states were made."""
+    def _link(self) -> None:
+        """Called after optimiser states were made: in most layouts there is nothing to do."""
+        return
 
     def _kinds(self) -> dict[str, bool]:
         """What the optimiser keeps, and whether it is a single number; asked of all processes: some own no weight."""

@@ -175,7 +175,10 @@ def measure(name, dtype, *, order=range(8), size=8, left=0, right=0):
         tally = engine.accumulate(batch.split(size), loss, denominators, want=algorithm.want, temperature=0.7)
         texts = labelled(list(order), left, right, dtype)
         count = {"mixture": float(texts.mask.sum())}
-        mixture = lambda outputs, part: ([MIXTURE.term(outputs, part)], Tally())  # noqa: E731
+
+        def mixture(outputs, part):
+            return ([MIXTURE.term(outputs, part)], Tally())
+
         tally.merge(engine.accumulate(texts.split(size), mixture, count, want=("logprobs",)))
     else:
         tally = engine.accumulate(batch.split(size), algorithm.loss, denominators, want=algorithm.want)
