@@ -22,7 +22,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # importlib mode leaves the test
 from processes import Processes  # noqa: E402
 
 
+LONGEST = ("test_docs.py", "test_zero_resume.py", "test_launching.py", "test_distributed.py")
+"""First, so that no worker is left with one of them when the others have nothing more to do."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if torch.cuda.is_available():
         return
     for item in items:

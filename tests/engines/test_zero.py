@@ -81,12 +81,16 @@ def test_ten_steps(request, trains, kind, stage, world) -> None:
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 
-LAYOUTS = [(2, 2), (2, 3), (1, 0)]
-OTHERS = [pytest.param(*layout, marks=pytest.mark.slow) for layout in [(1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]]
+QUICK = {("sft", 2, 2), ("sft", 2, 3), ("reward", 1, 0)}
+LAYOUTS = [
+    pytest.param(kind, world, stage, marks=() if (kind, world, stage) in QUICK else pytest.mark.slow)
+    for kind in KINDS
+    for world in (1, 2)
+    for stage in STAGES
+]
 
 
-@pytest.mark.parametrize(("world", "stage"), [*LAYOUTS, *OTHERS])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "world", "stage"), LAYOUTS)
 def test_a_state_goes_on_anywhere(request, kind, world, stage) -> None:
     """Adam's state travels: from two processes at stage 3 to any other layout, and to ``Local``."""
     adam = {"optimizer": AdamW(lr=1e-3, eps=1e-4)}

@@ -34,7 +34,8 @@ def base(tmp_path_factory):
     return saved_base(tmp_path_factory.mktemp("base"), 16)
 
 
-@pytest.mark.parametrize("stage", [3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_form_answers_in_a_fresh_process_as_the_live_model_did(two_processes, base, tmp_path, stage):
     """Cases E7 and F5."""
     live, folders = {}, []

@@ -82,6 +82,7 @@ def test_large_files_are_linked_and_small_ones_copied(tmp_path):
 def stage(tmp_path):
     """In the middle of iteration 3, after two checkpoints."""
     stage = tmp_path / "run" / "ppo"
+    stage.mkdir(parents=True)
     store = Checkpoints(stage / "checkpoints")
     about = {"stage": "ppo", "algorithm": "PPO", "iteration": 2}
     store.save(4, {}, {}, about={**about, "rollouts": 2})
