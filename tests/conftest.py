@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # importlib mode leaves the test
 
 from processes import Processes  # noqa: E402
 
-
 LONGEST = ("test_docs.py", "test_zero_resume.py", "test_launching.py", "test_distributed.py")
 """First, so that no worker is left with one of them when the others have nothing more to do."""
 
