@@ -163,22 +163,38 @@ class Resharder:
         return found
 
     def _buckets(self, names: Sequence[str], held: Mapping[str, Held], dtype: torch.dtype) -> Iterator[list[Unit]]:
-        """Rows of parameters that are exchanged at once. Nobody sends or receives more than all of them once."""
-        room, filled = self.bucket_bytes // 2, 0
+        """Rows of parameters that are exchanged at once."""
         bucket: list[Unit] = []
+        filled = 0
         for name in names:
             rows, columns = _matrix(held[name].shape)
-            step = max(room // (columns * dtype.itemsize), 1)
-            for top in range(0, rows, step):
+            top, step = 0, max(self.bucket_bytes // (columns * dtype.itemsize), 1)
+            while top < rows:
                 unit = Unit(name, top, min(top + step, rows))
-                size = (unit.bottom - top) * columns * dtype.itemsize
-                if bucket and filled + size > room:
+                size = self._wanted_of(unit) * dtype.itemsize
+                if size > self.bucket_bytes and step > 1:
+                    step = step // 2
+                    continue
+                if bucket and filled + size > self.bucket_bytes:
                     yield bucket
                     bucket, filled = [], 0
                 bucket.append(unit)
-                filled += size
+                top, filled = unit.bottom, filled + size
         if bucket:
             yield bucket
+
+    def _wanted_of(self, unit: Unit) -> int:
+        """Elements of a unit that processes need, counted for each of them.
+
+        A process has to send no more than its own of them, to all who need them, and to receive others: no more
+        together than this.
+        """
+        found = 0
+        for rank in self.ranks:
+            for rectangle in self._wanted[rank].get(unit.parameter, ()):
+                rows = rectangle.between(unit.top, unit.bottom)
+                found += 0 if rows is None else rows.size
+        return found
 
     def _parts(self, unit: Unit, held: Held, giver: int, taker: int) -> Iterator[tuple[Rectangle, Rectangle]]:
         """What one process has and another needs of a unit: the rectangle needed, and the part of it."""
