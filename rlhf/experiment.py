@@ -31,13 +31,8 @@ def _plain(name: str) -> bool:
 
 def _check_processes(algorithm: Algorithm) -> list[str]:
     """Problems of an engine that is not made for as many processes as a launcher has started."""
-    engine, launched = getattr(algorithm, "engine", None), distributed.launched()
-    if not isinstance(engine, Engine) or engine.world_size == launched:
-        return []
-    return [
-        f"engine: {type(engine).__name__} runs in {engine.world_size} process, but {launched} were launched; use Zero, "
-        "or start without a launcher"
-    ]
+    engine = getattr(algorithm, "engine", None)
+    return engine.check(distributed.launched()) if isinstance(engine, Engine) else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,6 +146,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "templates": Registry(interfaces.Template),
     "blenders": Registry(interfaces.Blender),
     "engines": Registry(interfaces.Engine),
+    "inference": Registry(interfaces.Inference),
     "metric-sinks": Registry(interfaces.MetricSink),
 }
 """Every kind of component, under the name ``python -m rlhf.components`` knows it by."""

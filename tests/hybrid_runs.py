@@ -1,0 +1,185 @@
+"""What a hybrid engine does between its modes; run by the tests, some of it in processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import tiny_runs
+import torch
+from decoders import build
+from spelling import Numbers, prompts_of, responses
+
+from rlhf import distributed
+from rlhf.algorithms.optimizers import SGD
+from rlhf.engines.hybrid import HybridEngine
+from rlhf.engines.inference.decoder import Decoder
+from rlhf.engines.inference.sampling import Sampling
+from rlhf.engines.inference.tensor_parallel import LiveTensorParallel
+from rlhf.engines.weights import held_by
+from rlhf.interfaces import Engine, LiveEngine
+from rlhf.loops.online import OnlineTrainer
+from rlhf.models.lora import LoRA, adapted, attach
+from rlhf.models.modules import PolicyModel
+from rlhf.models.policy import FromScratch
+from rlhf.types import Rollout
+
+PROMPTS = prompts_of([[5, 6, 7, 8, 9], [12], [13, 14], [13, 14], [20, 21], [30], [33] * 6])
+
+
+@contextmanager
+def trainer_of(engine: Engine, **settings: Any) -> Iterator[OnlineTrainer]:
+    with tempfile.TemporaryDirectory() as folder:
+        context = dataclasses.replace(tiny_runs.context(Path(folder)), cache_dir=None)
+        yield OnlineTrainer(tiny_runs.ppo(engine=engine, **settings), context)
+
+
+def ask(live: LiveEngine, counter: int = 0, **settings: Any) -> Rollout:
+    tokenizer: Any = Numbers(51)
+    counters = range(counter, counter + len(PROMPTS))
+    sampling = Sampling(**{"max_new_tokens": 12, **settings})
+    return live.generate(PROMPTS, sampling, tokenizer, seed=1, counters=counters, stop_ids=[0, 3, 20])
+
+
+def rollouts(engine: Engine, *, modes: bool = False, model_type: str = "gpt2") -> Any:
+    """Figures of some iterations, with modes switched to and fro between them or not."""
+    policy = tiny_runs.policy()
+    if model_type == "bloom":
+        sizes = {"hidden_size": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.2}
+        policy = FromScratch(config={"model_type": "bloom", **sizes}, vocab_size=280)
+    with trainer_of(engine, policy=policy) as trainer:
+        live, lines = trainer.policy, []
+        for _ in range(2):
+            if modes:
+                for switch in (live.eval, live.train, live.train, live.eval, live.eval):
+                    switch()
+            experience = trainer.generate_experience()
+            if modes:
+                live.eval()
+            lines.append(trainer.train_rlhf(experience))
+            lines.append(experience.rollout.sequences.ids.tolist())
+        keep = {name for name in lines[0] if not name.startswith((*tiny_runs.TIMED, "switch/", "rollout/decoder"))}
+        return [{n: line[n] for n in keep} if isinstance(line, dict) else line for line in lines]
+
+
+def memory(engine: Engine) -> dict[str, Any]:
+    """Bytes of cache and weights in inference mode and after it; rollouts before and after."""
+    with trainer_of(engine) as trainer:
+        live = trainer.policy
+        assert isinstance(live, HybridEngine) and isinstance(live.inference, LiveTensorParallel)
+        inference = live.inference
+
+        def held() -> int:
+            weights = sum(weight.nbytes for weight in inference.weights.values())
+            return weights + (0 if inference.cache is None else inference.cache.bytes)
+
+        with live.inference_mode():
+            first = responses(ask(live))
+            inside = held()
+        after = held()
+        return {"inside": inside, "after": after, "first": first, "again": responses(ask(live))}
+
+
+def after_an_error(engine: Engine, *, failing: bool = True) -> Any:
+    """An iteration after the decoder has failed in the middle of a response; modes and gradients as they were."""
+    with trainer_of(engine) as trainer:
+        live, calls = trainer.policy, iter(range(100))
+        assert isinstance(live, HybridEngine)
+        forward = Decoder.forward
+
+        def broken(*arguments: Any) -> Any:
+            if next(calls) == 3:
+                raise MemoryError("no more")
+            return forward(*arguments)
+
+        live.model.train()
+        if failing:
+            try:
+                with mock.patch.object(Decoder, "forward", broken):
+                    ask(live)
+            except MemoryError:
+                assert not live.sampling
+            else:
+                raise AssertionError("no error")
+        assert all(module.training for module in live.model.modules()) and torch.is_grad_enabled()
+        line = trainer.train_rlhf(trainer.generate_experience())
+        return {name: value for name, value in line.items() if not name.startswith(tiny_runs.TIMED)}
+
+
+def live_policy(engine: Engine, dtype: torch.dtype, lora: LoRA | None) -> LiveEngine:
+    lm = build("llama", dtype=dtype)
+    if lora is not None:
+        attach(lm, lora, seed=0, base=None)
+        generator = torch.Generator().manual_seed(1)
+        for _, layer in adapted(lm):
+            for factor in layer.lora_B.parameters():  # an adapter that does much
+                factor.data = torch.randn(factor.shape, generator=generator) * 0.2
+    return engine.build(PolicyModel(lm), optimizer=SGD(lr=0.1))
+
+
+def switches(engine: Engine, dtype: str, count: int) -> dict[str, Any]:
+    """What has become of the base under an adapter, and whether responses are the adapted model's throughout."""
+    precision = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    live = live_policy(engine, precision, LoRA(rank=2))
+    lm = live.model.lm  # type: ignore[union-attr]
+    before = {name: weight.clone() for name, weight in lm.named_parameters()}
+    for _ in range(count):
+        live.eval()
+        live.train()
+    rollout = ask(live)
+    moved = sum(int(not torch.equal(weight, before[name])) for name, weight in lm.named_parameters())
+    gap = 0.0
+    for row, response in enumerate(responses(rollout)):
+        ids = torch.tensor([[*PROMPTS.ids[row], *response]])
+        with torch.no_grad():
+            logits = lm(input_ids=ids).logits[0, len(PROMPTS.ids[row]) - 1 : -1].float()
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(response).unsqueeze(-1)).squeeze(-1)
+        gap = max(gap, float((own - rollout.rollout_logprobs[row, : len(response)]).abs().max()))
+    for _, layer in adapted(lm):
+        layer.enable_adapters(False)
+    without = ask(live)
+    return {"base_moved": moved, "gap": gap, "adapter_shows": responses(without) != responses(rollout)}
+
+
+def averaged(engine: Engine) -> dict[str, Any]:
+    """Responses by weights of its own, by others, and by its own again."""
+    live = live_policy(engine, torch.float32, None)
+    others = [weight * 0.8 for weight in live.master()]
+    own = responses(ask(live))
+    with live.substituted(others):
+        average = responses(ask(live))
+    assert responses(ask(live)) == own
+    return {"own": own, "average": average}
+
+
+def switch_figures(engine: Engine) -> dict[str, float]:
+    """Bytes that a switch has received, and those of this rank's tensors that the process did not hold."""
+    live = live_policy(engine, torch.float32, None)
+    assert isinstance(live, HybridEngine) and isinstance(live.inference, LiveTensorParallel)
+    live.sampling_figures()
+    live.eval()
+    figures = live.sampling_figures()
+    lacking, rank = 0, distributed.rank()
+    held = {name.removeprefix("lm."): part for name, part in held_by(live.model).items()}
+    seen: set[tuple[str, int]] = set()
+    for tensor in live.inference.resharder.plan.values():
+        for piece in tensor.pieces:
+            part = held[piece.parameter]
+            total = torch.arange(torch.Size(part.shape).numel()).view(part.shape)
+            for place in piece.of(total).flatten().tolist():
+                start = 0 if part.stretch is None else rank * part.stretch
+                mine = part.stretch is None or start <= place < start + part.stretch
+                if not mine and (piece.parameter, place) not in seen:
+                    seen.add((piece.parameter, place))
+                    lacking += 4
+    live.train()
+    return {
+        "received": figures["switch/received_mb"] * 1e6,
+        "lacking": lacking,
+        "peak": figures["switch/peak_mb"] * 1e6,
+    }
