@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rlhf.engines.inference.responses import Request
     from rlhf.engines.inference.sampling import Sampling
     from rlhf.engines.reshard import Held
-    from rlhf.models.lora import Delta
+    from rlhf.engines.weights import Delta
 
 
 class _OutputOfAStage:

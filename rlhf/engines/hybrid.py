@@ -21,9 +21,8 @@ from rlhf.engines.inference.responses import Request
 from rlhf.engines.inference.rollouts import answered_together
 from rlhf.engines.inference.tensor_parallel import TensorParallel
 from rlhf.engines.local import Local
-from rlhf.engines.weights import held_by
+from rlhf.engines.weights import deltas, held_by
 from rlhf.interfaces import Engine, Inference, LiveEngine, LiveInference, LossFn, Optimizer, Schedule
-from rlhf.models.lora import deltas
 from rlhf.models.modules import PolicyModel
 from rlhf.types import Outputs, Prompts, Rollout, Selectable, Tally
 
@@ -221,10 +220,11 @@ class Hybrid(Engine):
 
     def check(self, launched: int) -> list[str]:
         problems = [f"engine.train: {text.partition(': ')[2]}" for text in self.train.check(launched)]
-        if not problems and launched % self.inference.ways:
+        ways = self.inference.ways
+        if not problems and launched % ways:
             problems.append(
-                f"engine.inference: {self.inference.ways} processes answer together (tp), and {launched} were launched; "
-                f"launch a multiple of {self.inference.ways}"
+                f"engine.inference: {ways} processes answer together (tp), and {launched} were launched; launch a "
+                f"multiple of {ways}"
             )
         return problems
 

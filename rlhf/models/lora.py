@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from torch import Tensor, nn
+from torch import nn
 
-from rlhf.engines.weights import gathered
 from rlhf.errors import UserError, require
 from rlhf.models.freezing import blocks_of, check_layers
 from rlhf.models.modules import seeded
@@ -166,33 +165,6 @@ def adapted(module: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     for name, layer in module.named_modules():
         if isinstance(layer, LoraLayer):
             yield name, layer
-
-
-class Delta(NamedTuple):
-    """What an adapter adds to a weight: scale · b · a.
-
-    Attributes:
-        weight: Name of the weight, in the model without adapters.
-        a: [rank, inputs].
-        b: [outputs, rank].
-        scale: s of :class:`LoRA`.
-    """
-
-    weight: str
-    a: Tensor
-    b: Tensor
-    scale: float
-
-
-def deltas(module: nn.Module) -> Iterator[Delta]:
-    """What the adapters that are on add to the model; whole where ZeRO parts them: then every process has to ask."""
-    for name, layer in adapted(module):
-        if layer.disable_adapters:
-            continue
-        factors: list[Any] = [layer.lora_A[NAME].weight, layer.lora_B[NAME].weight]
-        with gathered(factors):
-            a, b = (factor.detach().clone() for factor in factors)
-        yield Delta(f"{name}.weight", a, b, layer.scaling[NAME])
 
 
 def _factors(layer: LoraLayer) -> list[nn.Parameter]:

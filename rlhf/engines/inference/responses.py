@@ -191,7 +191,7 @@ class Responses:
         found = []
         for row, last in zip(rows.tolist(), at.tolist(), strict=True):
             text = self.request.decode(self.ids[row, max(0, last + 1 - reach) : last + 1].tolist())
-            found.append(last + 1 > least and any(string in text for string in strings))
+            found.append(last + 1 >= least and any(string in text for string in strings))
         return torch.tensor(found, device=self.device)
 
     def rollout(self) -> Rollout:

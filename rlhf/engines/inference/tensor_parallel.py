@@ -29,7 +29,7 @@ from rlhf.types import Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rlhf.models.lora import Delta
+    from rlhf.engines.weights import Delta
 
 logger = logging.getLogger(__name__)
 

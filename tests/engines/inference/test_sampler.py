@@ -316,6 +316,41 @@ def test_nothing_left_to_draw_is_refused(lm: PreTrainedModel):
         run(lm, stop_ids=range(5), forbidden=forbidden, min_new_tokens=1)
 
 
+def test_a_stop_string_ends_with_the_token_that_completes_it():
+    rollout = scripted([[5], [17], [30]], stop_ids=[], stop_strings=["8 9", "1 2"], max_new_tokens=6)
+    # "6 7 8 9"; "18 19 20 21 2…": the string is found inside of "21 22"; the third row counts on.
+    assert responses(rollout) == [[6, 7, 8, 9], [18, 19, 20, 21, 22], [31, 32, 33, 34, 35, 36]]
+    assert rollout.text == ["6 7 ", "18 19 20 2", "31 32 33 34 35 36"]
+    assert rollout.ended.tolist() == [True, True, False]
+    late = scripted([[5]], stop_ids=[], stop_strings=["8 9"], min_new_tokens=6, max_new_tokens=8)
+    assert responses(late) == [[6, 7, 8, 9, 10, 11]] and late.text == ["6 7 "]
+
+
+def test_a_stop_string_may_be_long_and_made_of_many_tokens():
+    string = " ".join(str(i) for i in range(10, 30))
+    rollout = scripted([[5]], stop_ids=[], stop_strings=[string], max_new_tokens=40)
+    assert responses(rollout) == [list(range(6, 30))]
+
+
+def test_only_allowed_tokens_and_those_that_end_are_drawn(lm: PreTrainedModel):
+    rollout = run(lm, PROMPTS.repeat(4), allowed_tokens=["7", "8", "9"])
+    drawn = {token for response in responses(rollout) for token in response}
+    assert {7, 8, 9} <= drawn <= {7, 8, 9, *STOPS} and drawn & set(STOPS)
+    assert largest_gap(lm, rollout) < 1e-4
+
+
+def test_a_repetition_penalty_counts_the_prompt_and_the_response(lm: PreTrainedModel):
+    found = run(lm, repetition_penalty=1.3, greedy=True, stop_ids=[])
+    for prompt, response in zip(PROMPTS.ids, responses(found), strict=True):
+        ids = torch.tensor([prompt])
+        theirs = lm.generate(  # pyright: ignore[reportCallIssue]
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20, repetition_penalty=1.3,
+            eos_token_id=None, pad_token_id=PAD,
+        )  # fmt: skip
+        assert response == theirs[0, len(prompt) :].tolist()
+    assert responses(found) != responses(run(lm, greedy=True, stop_ids=[]))
+
+
 def test_no_prompts_give_an_empty_rollout():
     rollout = scripted([])
     assert len(rollout) == 0
