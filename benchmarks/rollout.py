@@ -153,9 +153,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    settings = parser.parse_args()
-    torch.set_num_threads(settings.threads)
-    for line in measure(repeats=settings.repeats):
+    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths")
+    parser.add_argument("--width", type=int, default=512, help="a multiple of 8")
+    parser.add_argument("--layers", type=int, default=8)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for line in measure(repeats=options.repeats, scale=options.scale, width=options.width, layers=options.layers):
         print(line, flush=True)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,20 +15,23 @@ import tiny_runs
 import torch
 from decoders import build
 from spelling import Numbers, prompts_of, responses
+from torch import Tensor
 
 from rlhf import distributed
 from rlhf.algorithms.optimizers import SGD
 from rlhf.engines.hybrid import HybridEngine
 from rlhf.engines.inference.decoder import Decoder
+from rlhf.engines.inference.responses import Responses
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.inference.tensor_parallel import LiveTensorParallel
 from rlhf.engines.weights import held_by
+from rlhf.errors import NonFiniteError
 from rlhf.interfaces import Engine, LiveEngine
 from rlhf.loops.online import OnlineTrainer
 from rlhf.models.lora import LoRA, adapted, attach
 from rlhf.models.modules import PolicyModel
 from rlhf.models.policy import FromScratch
-from rlhf.types import Rollout
+from rlhf.types import Labelled, LossTerm, Outputs, Prompts, Rollout, Sequences, Tally
 
 PROMPTS = prompts_of([[5, 6, 7, 8, 9], [12], [13, 14], [13, 14], [20, 21], [30], [33] * 6])
 
@@ -63,7 +67,11 @@ def rollouts(engine: Engine, *, modes: bool = False, model_type: str = "gpt2") -
                 live.eval()
             lines.append(trainer.train_rlhf(experience))
             lines.append(experience.rollout.sequences.ids.tolist())
-        keep = {name for name in lines[0] if not name.startswith((*tiny_runs.TIMED, "switch/", "rollout/decoder"))}
+        keep = {
+            name
+            for name in lines[0]
+            if not name.startswith((*tiny_runs.TIMED, "switch/", "rollout/decoder", "rollout/own"))
+        }
         return [{n: line[n] for n in keep} if isinstance(line, dict) else line for line in lines]
 
 
@@ -111,8 +119,10 @@ def after_an_error(engine: Engine, *, failing: bool = True) -> Any:
         return {name: value for name, value in line.items() if not name.startswith(tiny_runs.TIMED)}
 
 
-def live_policy(engine: Engine, dtype: torch.dtype, lora: LoRA | None) -> LiveEngine:
+def live_policy(engine: Engine, dtype: torch.dtype, lora: LoRA | None, *, spoilt: bool = False) -> LiveEngine:
     lm = build("llama", dtype=dtype)
+    if spoilt:
+        lm.get_input_embeddings().weight.data[BAD] = torch.nan
     if lora is not None:
         attach(lm, lora, seed=0, base=None)
         generator = torch.Generator().manual_seed(1)
@@ -183,3 +193,90 @@ def switch_figures(engine: Engine) -> dict[str, float]:
         "lacking": lacking,
         "peak": figures["switch/peak_mb"] * 1e6,
     }
+
+
+# ------------------------------------------------------------------------------------------------- what must not hang
+
+END, BAD = 3, 50
+MANY = prompts_of([[5 + row] * (1 + row % 4) for row in range(9)])
+"""Of two groups, the first has five of them."""
+ENDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one group ends at once": lambda counters, at: counters < 5,
+    "all end at once": lambda counters, at: counters >= 0,
+    "one group goes on to the limit": lambda counters, at: (counters >= 5) & (at == counters % 3),
+}
+"""By scenario: whether the response of this number ends with the next token, and not before."""
+SCENARIOS = (
+    *ENDS,
+    "fewer prompts than groups",
+    "no prompts",
+    "long prompts in one group",
+    "rows give way",
+    "a larger batch after a small one",
+    "two calls in one mode",
+    "with other weights, then its own",
+    "uneven rows to train on",
+    "not finite in one group",
+)
+
+
+def scenario(engine: Engine, name: str) -> Any:
+    """What is answered, by any engine the same."""
+    live = live_policy(engine, torch.float32, None, spoilt=name == "not finite in one group")
+    tokenizer: Any = Numbers(BAD)  # so that BAD is never drawn
+
+    def ask_for(prompts: Prompts, limit: int = 8) -> list[list[int]]:
+        counters, sampling = range(len(prompts)), Sampling(max_new_tokens=limit)
+        return responses(live.generate(prompts, sampling, tokenizer, seed=1, counters=counters, stop_ids=[END]))
+
+    with mock.patch.object(Responses, "draw", _ending(ENDS[name])) if name in ENDS else nullcontext():
+        if name == "fewer prompts than groups":
+            return ask_for(MANY.select([4]))
+        if name == "no prompts":
+            return ask_for(MANY.select([]))
+        if name == "long prompts in one group":
+            return ask_for(prompts_of([[7], [8], *[[number] * 30 for number in range(10, 13)]]))
+        if name == "rows give way":
+            return ask_for(MANY, limit=40)
+        if name == "a larger batch after a small one":
+            return [ask_for(MANY.select([0])), ask_for(MANY), ask_for(MANY.repeat(3), limit=20)]
+        if name == "two calls in one mode":
+            with live.inference_mode():
+                return [ask_for(MANY), ask_for(MANY.select([3, 1, 2]))]
+        if name == "with other weights, then its own":
+            with live.substituted([weight * 0.9 for weight in live.master()]):
+                found = ask_for(MANY)
+            return [found, ask_for(MANY)]
+        if name == "uneven rows to train on":
+            first = ask_for(MANY)
+            _train_on(live, torch.arange(3 * 6).view(3, 6))
+            return [first, ask_for(MANY)]
+        if name == "not finite in one group":
+            try:
+                return ask_for(prompts_of([[5], [6], [7, BAD]]))
+            except NonFiniteError as error:
+                return re.sub(r"row \d", "a row", str(error))[:30]
+        return ask_for(MANY)
+
+
+def _ending(ends: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Draws that end responses where they should, and nowhere else."""
+    honest = Responses.draw
+
+    def draw(self: Responses, logits: Tensor, rows: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.clone()
+        logits[:, END] = torch.where(ends(self._counters[rows], at), 1e4, -1e4)
+        return honest(self, logits, rows, at)
+
+    return draw
+
+
+def _train_on(live: LiveEngine, ids: Tensor) -> None:
+    batch = Labelled(Sequences(ids, torch.ones_like(ids, dtype=torch.bool), 1), torch.ones_like(ids[:, 1:]).bool())
+
+    def loss(outputs: Outputs, batch: Labelled) -> tuple[list[LossTerm], Tally]:
+        assert outputs.logprobs is not None
+        return [LossTerm("sft", -outputs.logprobs, batch.mask)], Tally()
+
+    live.accumulate(batch.split(2), loss, {"sft": float(batch.mask.sum())}, want=("logprobs",))
+    live.step()

@@ -1,5 +1,6 @@
 """Every YAML under experiments/ is parsed and built."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ def test_there_are_experiments():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_experiment_is_built_and_survives_its_dump(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    if launched := re.search(r"--nproc-per-node (\d+)", path.read_text()):
+        monkeypatch.setenv("WORLD_SIZE", launched[1])
+        monkeypatch.setenv("RANK", "0")
     experiment = load([path])
     assert isinstance(experiment, Experiment)
     assert experiment.name == path.stem

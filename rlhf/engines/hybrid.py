@@ -39,11 +39,11 @@ class HybridEngine(LiveEngine):
 
     Args:
         training: Has the policy.
-        inference: Samples from it.
+        inference: Samples from it. None: it cannot, and ``training`` does.
         ways: How many processes answer the same prompts.
     """
 
-    def __init__(self, training: LiveEngine, inference: LiveInference, ways: int) -> None:
+    def __init__(self, training: LiveEngine, inference: LiveInference | None, ways: int) -> None:
         self.training, self.inference, self.ways = training, inference, ways
         self.model = training.model
         self.sampling = False
@@ -53,7 +53,7 @@ class HybridEngine(LiveEngine):
     # ------------------------------------------------------------------------------------------------------------ modes
 
     def eval(self) -> None:
-        if self.sampling:
+        if self.sampling or self.inference is None:
             return
         start = time.perf_counter()
         lm = self._policy.lm
@@ -68,7 +68,7 @@ class HybridEngine(LiveEngine):
         self.seconds += time.perf_counter() - start
 
     def train(self) -> None:
-        if self.sampling:
+        if self.sampling and self.inference is not None:
             self.sampling = False
             self.inference.release()
 
@@ -99,6 +99,9 @@ class HybridEngine(LiveEngine):
         counters: Sequence[int],
         stop_ids: Sequence[int],
     ) -> Rollout:
+        inference = self.inference
+        if inference is None:
+            return self.training.generate(prompts, sampling, tokenizer, seed=seed, counters=counters, stop_ids=stop_ids)
         request = Request(prompts, sampling, tokenizer, seed, counters, stop_ids)
         request.check(self._policy.lm.config)
         groups = distributed.world_size() // self.ways
@@ -107,12 +110,14 @@ class HybridEngine(LiveEngine):
         with self.inference_mode():
             return answered_together(
                 request,
-                lambda: self.inference.respond(request.select(own)),
+                lambda: inference.respond(request.select(own)),
                 len(own) if first else 0,
                 step=self.steps,
             )
 
     def sampling_figures(self) -> dict[str, float]:
+        if self.inference is None:
+            return {"rollout/own_module": 1.0}
         found, self.seconds = {"time/switch": self.seconds, **self.inference.figures()}, 0.0
         return found
 
@@ -237,10 +242,9 @@ class Hybrid(Engine):
         total_steps: int = 0,
         max_grad_norm: float | None = None,
     ) -> LiveEngine:
-        inference = None
-        if isinstance(model, PolicyModel) and optimizer is not None:
-            inference = self.inference.build(model.lm)
+        sampled = isinstance(model, PolicyModel) and optimizer is not None
+        inference = self.inference.build(model.lm) if sampled else None  # while the model is whole
         training = self.train.build(
             model, optimizer=optimizer, schedule=schedule, total_steps=total_steps, max_grad_norm=max_grad_norm
         )
-        return training if inference is None else HybridEngine(training, inference, self.inference.ways)
+        return HybridEngine(training, inference, self.inference.ways) if sampled else training

@@ -119,3 +119,43 @@ def test_groups_must_fill_the_processes(launched, tp, problem, monkeypatch) -> N
 def test_a_cache_too_small_for_one_response_is_refused() -> None:
     with pytest.raises(UserError, match=r"cache_gib: 1e-06 holds 0 positions, and one prompt with its response"):
         hybrid_runs.rollouts(Hybrid(inference=TensorParallel(cache_gib=1e-6)))
+
+
+# ------------------------------------------------------------------------------------------------- what must not hang
+
+
+@functools.cache
+def alone(name: str) -> Any:
+    return hybrid_runs.scenario(Local(), name)
+
+
+BLOCK_BYTES = 2 * 2 * 32 * 8 * 4
+"""A block of the cache on one of two ranks: layers, keys and values, positions, width of a head, fp32."""
+SECONDS = 60
+
+
+def engine_of(name: str, stage: int, tp: int) -> Hybrid:
+    room = {"cache_gib": 3 * 5 * BLOCK_BYTES / 2**30 / tp} if name == "rows give way" else {}
+    return hybrid(stage, tp, **room)
+
+
+QUICK = ("one group ends at once", "fewer prompts than groups", "rows give way", "not finite in one group")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in hybrid_runs.SCENARIOS],
+)
+def test_nobody_waits_for_ever(two_processes, name) -> None:
+    two_processes.run(len, [])  # they are there
+    found = two_processes.run(hybrid_runs.scenario, engine_of(name, 3, 1), name, seconds=SECONDS)
+    assert found == [alone(name)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("name", hybrid_runs.SCENARIOS)
+def test_groups_of_ranks_do_not_wait_for_ever(four_processes, name, stage) -> None:
+    four_processes.run(len, [])
+    found = four_processes.run(hybrid_runs.scenario, engine_of(name, stage, 2), name, seconds=SECONDS)
+    assert found == [alone(name)] * 4

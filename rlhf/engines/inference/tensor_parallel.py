@@ -72,11 +72,12 @@ class LiveTensorParallel(LiveInference):
         self.resharder.fill(self.weights, held)
         self._merge(deltas)
         self.decoder = Decoder(self.spec, self.weights, self.collectives)
-        packed = self.decoder.pack() if self.settings.pack else 0
+        if self.settings.pack:
+            self.decoder.pack()
         self._add("switch/received_mb", self.resharder.received / 1e6)
         self._most("switch/peak_mb", self.resharder.peak / 1e6)
         own = sum(tensor.nbytes for tensor in self.weights.values())
-        self._most("memory/inference_weights_gb", (own + packed) / 1e9)
+        self._most("memory/inference_weights_gb", (own + self.decoder.packed_bytes) / 1e9)
 
     @torch.no_grad()
     def _merge(self, deltas: Iterable[Delta]) -> None:
