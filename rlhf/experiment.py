@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from rlhf import distributed
 from rlhf.data.cache import AUTO
 from rlhf.errors import ConfigError, telling
 from rlhf.files import only_one
-from rlhf.interfaces import Algorithm, Engine, MetricSink
+from rlhf.interfaces import Algorithm, Deployment, Engine, MetricSink
 from rlhf.stages.settings import references, resolve
 from rlhf.user_code import own_errors
 
@@ -42,6 +43,8 @@ class Experiment:
     Args:
         name: Of the run: its folder is ``<output_dir>/<name>``.
         stages: Algorithms by stage name, run in this order.
+        deployment: Chooses the stages' engines by the sizes of models and devices, and says why; null leaves those that
+            the stages name.
         seed: Seed of the whole run: weights, data order, sampling.
         output_dir: Folder of all runs.
         sinks: Where figures go besides ``metrics.jsonl``.
@@ -57,6 +60,7 @@ class Experiment:
 
     name: str
     stages: dict[str, Algorithm]
+    deployment: Deployment | None = None
     seed: int = 1
     output_dir: str = "runs"
     sinks: list[MetricSink] = field(default_factory=list)
@@ -71,8 +75,28 @@ class Experiment:
         """Folder of the run."""
         return Path(self.output_dir) / self.name
 
+    def deployed(self) -> tuple[Experiment, list[str]]:
+        """The experiment with the engines that ``deployment`` chooses, and what it says of its choice.
+
+        Raises:
+            ConfigError: a stage cannot run there.
+        """
+        if self.deployment is None:
+            return self, []
+        stages, lines = self.deployment.choose(self.stages)
+        return dataclasses.replace(self, stages=stages, deployment=None), lines
+
     def check(self) -> list[str]:
         """Problems that can be known before a model loads, each ``"<key>: <problem>; <remedy>"``."""
+        problems = self._check()
+        if problems or self.deployment is None:
+            return problems
+        try:
+            return self.deployed()[0].check()
+        except ConfigError as error:
+            return [str(error)]
+
+    def _check(self) -> list[str]:
         problems = [] if self.stages else ["stages: there is none; name at least one"]
         if not _plain(self.name):
             problems.append(f"name: is {self.name!r}; must be a plain folder name")
@@ -88,7 +112,10 @@ class Experiment:
         for stage, algorithm in self.stages.items():
             if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
-            problems += [f"stages.{stage}.{problem}" for problem in (*algorithm.check(), *_check_processes(algorithm))]
+            found = algorithm.check()
+            if self.deployment is None:
+                found += _check_processes(algorithm)
+            problems += [f"stages.{stage}.{problem}" for problem in found]
             for where, reference in references(algorithm):
                 if reference not in known:
                     near = difflib.get_close_matches(reference, known, 1)
@@ -143,6 +170,8 @@ class Experiment:
 
         if problems := self.check():
             raise ConfigError(problems)
+        if self.deployment is not None:
+            return self.deployed()[0].run(overwrite=overwrite, resume=resume, console=console)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         distributed.start()

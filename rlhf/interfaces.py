@@ -645,6 +645,18 @@ class Algorithm(ABC):
         return ("model",)
 
 
+class Deployment(ABC):
+    """Chooses how the stages of an experiment run on the machines at hand."""
+
+    @abstractmethod
+    def choose(self, stages: Mapping[str, Algorithm]) -> tuple[dict[str, Algorithm], list[str]]:
+        """The stages with engines of its choice, all else as it was, and a few lines on what was chosen and why.
+
+        Raises:
+            ConfigError: a stage cannot run there.
+        """
+
+
 class OfflineAlgorithm(Algorithm, Generic[M]):
     """Learns from fixed data: data → loss. Run by ``rlhf.loops.offline``."""
 
@@ -711,6 +723,7 @@ __all__ = [
     "Algorithm",
     "Blender",
     "Critic",
+    "Deployment",
     "Engine",
     "Inference",
     "KLController",
