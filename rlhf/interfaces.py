@@ -576,6 +576,10 @@ class LiveInference(ABC):
         """
 
     @abstractmethod
+    def check(self, request: Request) -> None:
+        """Raises ``UserError`` for what cannot be answered, before anything is; the same on every process."""
+
+    @abstractmethod
     def respond(self, request: Request) -> Rollout:
         """One response per prompt, equal on the processes that answer together; other processes have other prompts."""
 

@@ -108,6 +108,7 @@ class HybridEngine(LiveEngine):
         group, first = distributed.rank() // self.ways, distributed.rank() % self.ways == 0
         own = torch.arange(len(prompts)).tensor_split(groups)[group].tolist()
         with self.inference_mode():
+            inference.check(request)
             return answered_together(
                 request,
                 lambda: inference.respond(request.select(own)),

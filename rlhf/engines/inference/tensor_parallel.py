@@ -61,12 +61,11 @@ class LiveTensorParallel(LiveInference):
         self.found: dict[str, float] = {}
 
     def refresh(self, held: Mapping[str, Held], deltas: Iterable[Delta]) -> None:
-        device = distributed.device()
         if not self.weights:
-            own = held[f"{self.spec.names.embedding}.weight"].flat.dtype
-            dtype = own if self.settings.precision is None else DTYPES[self.settings.precision]
+            own = held[f"{self.spec.names.embedding}.weight"].flat
+            dtype = own.dtype if self.settings.precision is None else DTYPES[self.settings.precision]
             self.weights = {
-                name: torch.zeros(tensor.shape, dtype=dtype, device=device)
+                name: torch.zeros(tensor.shape, dtype=dtype, device=own.device)
                 for name, tensor in self.resharder.plan.items()
             }
         self.resharder.fill(self.weights, held)
@@ -92,7 +91,7 @@ class LiveTensorParallel(LiveInference):
 
     def respond(self, request: Request, *, on_tokens: OnTokens | None = None) -> Rollout:
         assert self.decoder is not None, "refresh comes first"
-        responses = Responses(request, self.spec.vocab_size, distributed.device())
+        responses = Responses(request, self.spec.vocab_size, self._embedding.device)
         cache, self.cache = self._cache(request), None
         scheduler = Scheduler(self.decoder, cache, responses, on_tokens=on_tokens)
         scheduler.run()
@@ -102,23 +101,29 @@ class LiveTensorParallel(LiveInference):
         self._most("memory/kv_cache_gb", cache.bytes / 1e9)
         return responses.rollout()
 
+    def check(self, request: Request) -> None:
+        least, limit = blocks_needed(request, BLOCK)[0], self._most_blocks()
+        if limit is not None and least > limit:
+            raise UserError(
+                f"cache_gib: {self.settings.cache_gib} holds {limit * BLOCK} positions, and one prompt with its "
+                f"response may need {least * BLOCK}; raise it, or lower max_new_tokens"
+            )
+
+    @property
+    def _embedding(self) -> Tensor:
+        return self.weights["embedding.weight"]
+
+    def _most_blocks(self) -> int | None:
+        if self.settings.cache_gib is None:
+            return None
+        budget = int(self.settings.cache_gib * 2**30)
+        return KVCache.blocks_within(self.spec, budget, tp=self.settings.tp, dtype=self._embedding.dtype)
+
     def _cache(self, request: Request) -> KVCache:
         """The cache of the last call, or a larger one, within the budget."""
         assert self.decoder is not None
-        least, wanted = blocks_needed(request, BLOCK)
-        if self.settings.cache_gib is not None:
-            limit = KVCache.blocks_within(
-                self.spec,
-                int(self.settings.cache_gib * 2**30),
-                tp=self.settings.tp,
-                dtype=self.weights["embedding.weight"].dtype,
-            )
-            if least > limit:
-                raise UserError(
-                    f"cache_gib: {self.settings.cache_gib} holds {limit * BLOCK} positions, and one prompt with its "
-                    f"response may need {least * BLOCK}; raise it, or lower max_new_tokens"
-                )
-            wanted = min(wanted, limit)
+        wanted, limit = blocks_needed(request, BLOCK)[1], self._most_blocks()
+        wanted = wanted if limit is None else min(wanted, limit)
         if self.cache is not None and self.cache.blocks >= wanted:
             return self.cache
         self.cache = None  # gone before its successor is there
