@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import tiny_runs
@@ -165,6 +165,16 @@ def averaged(engine: Engine) -> dict[str, Any]:
         average = responses(ask(live))
     assert responses(ask(live)) == own
     return {"own": own, "average": average}
+
+
+def draws(engine: Engine, count: int) -> list[list[int]]:
+    """Twenty tokens for each of ``count`` prompts."""
+    live, tokenizer = live_policy(engine, torch.float32, None), Numbers(51)
+    prompts = prompts_of([[5 + row % 40] * (1 + row % 13) for row in range(count)])
+    rollout = live.generate(
+        prompts, Sampling(max_new_tokens=20), cast(Any, tokenizer), seed=1, counters=range(count), stop_ids=[]
+    )
+    return responses(rollout)
 
 
 def switch_figures(engine: Engine) -> dict[str, float]:

@@ -63,6 +63,24 @@ def test_two_processes_learn_as_local_does(two_processes, trains, stage, tp) -> 
     agree(found[0], local(2, trains))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_ten_steps_by_groups_of_two(request, world) -> None:
+    processes = request.getfixturevalue("two_processes" if world == 2 else "four_processes")
+    found = processes.run(zero_runs.train, "ppo", hybrid(3, 2), 5, optimizer=SGD(lr=0.1))
+    assert len(found[0]["lines"]) >= 10
+    agree(found[0], local(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_ten_thousand_draws(request, world) -> None:
+    processes = request.getfixturevalue("two_processes" if world == 2 else "four_processes")
+    found, expected = processes.run(hybrid_runs.draws, hybrid(3, 2), 512), hybrid_runs.draws(Local(), 512)
+    assert sum(len(row) for row in expected) == 10240 and len({tuple(row) for row in expected}) > 500
+    assert sum(one != other for one, other in zip(found[-1], expected, strict=True)) <= 1
+
+
 def test_modes_in_any_order_change_nothing() -> None:
     plain, tried = (hybrid_runs.rollouts(Hybrid(), modes=modes) for modes in (False, True))
     assert plain == tried
