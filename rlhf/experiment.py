@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,10 @@ class Experiment:
         Raises:
             ConfigError: a stage cannot run there.
         """
+        return self._deployed
+
+    @functools.cached_property
+    def _deployed(self) -> tuple[Experiment, list[str]]:
         if self.deployment is None:
             return self, []
         stages, lines = self.deployment.choose(self.stages)

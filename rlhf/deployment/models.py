@@ -110,24 +110,41 @@ class Measured(NamedTuple):
         return sum(map(sum, self.sizes.trained))
 
 
-def measured(model: Model, stages: Mapping[str, Algorithm]) -> Measured:
-    """Sizes of a model that may be the result of an earlier stage.
+class Ruler:
+    """Measures models, each once, that may be the result of an earlier stage.
 
-    Raises:
-        ConfigError: nothing is known of the model before it is loaded.
+    Args:
+        stages: Those of the experiment.
     """
-    source = model.policy
-    while isinstance(path := getattr(source, "path", None), str) and path.startswith("@"):
-        source = next(models_of(stages[path.removeprefix("@").partition("/")[0]])).policy
-    outline = cast(Any, source).outline()
-    if outline is None:
-        raise ConfigError(
-            f"deployment: nothing is known of the size of {model.name} ({getattr(source, 'path', source)}) before it "
-            "is loaded; give the stages their engines yourself, and leave deployment null"
-        )
-    config = outline.config.get_text_config()
-    module = outline if model.whole else cast("PreTrainedModel", outline.base_model)
-    return Measured(model, _sizes(module, model), _shape(config))
+
+    def __init__(self, stages: Mapping[str, Algorithm]) -> None:
+        self.stages = stages
+        self._known: dict[str, Measured] = {}
+
+    def __call__(self, model: Model) -> Measured:
+        """Sizes of a model.
+
+        Raises:
+            ConfigError: nothing is known of the model before it is loaded.
+        """
+        key = repr(model)
+        if key not in self._known:
+            self._known[key] = self._measure(model)
+        return self._known[key]
+
+    def _measure(self, model: Model) -> Measured:
+        source = model.policy
+        while isinstance(path := getattr(source, "path", None), str) and path.startswith("@"):
+            source = next(models_of(self.stages[path.removeprefix("@").partition("/")[0]])).policy
+        outline = cast(Any, source).outline()
+        if outline is None:
+            raise ConfigError(
+                f"deployment: nothing is known of the size of {model.name} ({getattr(source, 'path', source)}) before "
+                "it is loaded; give the stages their engines yourself, and leave deployment null"
+            )
+        config = outline.config.get_text_config()
+        module = outline if model.whole else cast("PreTrainedModel", outline.base_model)
+        return Measured(model, _sizes(module, model), _shape(config))
 
 
 def _sizes(module: PreTrainedModel, model: Model) -> Sizes:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from rlhf import distributed
 from rlhf.algorithms.ppo import PPO
-from rlhf.deployment.models import Measured, activation_bytes, measured, models_of
+from rlhf.deployment.models import Measured, Ruler, activation_bytes, models_of
 from rlhf.engines.hybrid import Hybrid
 from rlhf.engines.inference.tensor_parallel import TensorParallel
 from rlhf.engines.local import Local
@@ -98,18 +98,18 @@ class _Preset(Deployment):
         return USED * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / self.near
 
     def choose(self, stages: Mapping[str, Algorithm]) -> tuple[dict[str, Algorithm], list[str]]:
-        chosen: dict[str, Algorithm] = dict(stages)
+        chosen, ruler = dict(stages), Ruler(stages)
         lines = [f"{type(self).__name__}: {self._machine}, of which {100 * USED:.0f} % are used; {self._precision}"]
         for name, algorithm in stages.items():
             if isinstance(getattr(algorithm, "engine", None), Engine):
-                chosen[name], told = self._stage(name, algorithm, chosen)
+                chosen[name], told = self._stage(name, algorithm, ruler)
                 lines += told
         return chosen, lines
 
-    def _stage(self, name: str, algorithm: Algorithm, stages: Mapping[str, Algorithm]) -> tuple[Algorithm, list[str]]:
+    def _stage(self, name: str, algorithm: Algorithm, ruler: Ruler) -> tuple[Algorithm, list[str]]:
         tried: list[str] = []
         for candidate in self._candidates(algorithm):
-            models = [measured(model, stages) for model in models_of(candidate)]
+            models = [ruler(model) for model in models_of(candidate)]
             sizes = ", ".join(_told(model) for model in models)
             for option in self._options(candidate, models):
                 if option.bytes <= self.memory():
