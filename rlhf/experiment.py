@@ -93,15 +93,24 @@ class Experiment:
 
     def check(self) -> list[str]:
         """Problems that can be known before a model loads, each ``"<key>: <problem>; <remedy>"``."""
-        problems = self._check()
+        problems = self._check(launched=self.deployment is None)
         if problems or self.deployment is None:
             return problems
         try:
-            return self.deployed()[0].check()
+            return self.deployed()[0]._check(launched=False)  # it may be planned here, and run elsewhere
         except ConfigError as error:
             return [str(error)]
 
-    def _check(self) -> list[str]:
+    @staticmethod
+    def _check_launch(deployment: Deployment) -> None:
+        if deployment.world != (launched := distributed.launched()):
+            raise ConfigError(
+                f"deployment: {type(deployment).__name__} plans for {deployment.world} devices, one process each, but "
+                f"{launched} were launched; launch as many, or set how many there are (deployment.devices)"
+            )
+
+    def _check(self, *, launched: bool) -> list[str]:
+        """Problems; ``launched``: also with the number of processes that there are."""
         problems = [] if self.stages else ["stages: there is none; name at least one"]
         if not _plain(self.name):
             problems.append(f"name: is {self.name!r}; must be a plain folder name")
@@ -118,7 +127,7 @@ class Experiment:
             if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
             found = algorithm.check()
-            if self.deployment is None:
+            if launched:
                 found += _check_processes(algorithm)
             problems += [f"stages.{stage}.{problem}" for problem in found]
             for where, reference in references(algorithm):
@@ -176,7 +185,11 @@ class Experiment:
         if problems := self.check():
             raise ConfigError(problems)
         if self.deployment is not None:
-            return self.deployed()[0].run(overwrite=overwrite, resume=resume, console=console)
+            self._check_launch(self.deployment)
+            chosen, lines = self.deployed()
+            for line in lines if distributed.is_main() else ():
+                (console or Console(highlight=False)).print(line, soft_wrap=True, markup=False)
+            return chosen.run(overwrite=overwrite, resume=resume, console=console)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         distributed.start()

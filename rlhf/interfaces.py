@@ -652,6 +652,11 @@ class Algorithm(ABC):
 class Deployment(ABC):
     """Chooses how the stages of an experiment run on the machines at hand."""
 
+    @property
+    @abstractmethod
+    def world(self) -> int:
+        """Processes that it plans for."""
+
     @abstractmethod
     def choose(self, stages: Mapping[str, Algorithm]) -> tuple[dict[str, Algorithm], list[str]]:
         """The stages with engines of its choice, all else as it was, and a few lines on what was chosen and why.

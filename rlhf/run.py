@@ -94,13 +94,12 @@ def _run(argv: Sequence[str] | None) -> int:
     from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)
-    experiment, choices = load(options.config, split_overrides(rest)).deployed()
+    experiment = load(options.config, split_overrides(rest))
     if options.print_config:
-        print("".join(f"# {line}\n" for line in choices) + dump(experiment), end="")
+        chosen, choices = experiment.deployed()
+        print("".join(f"# {line}\n" for line in choices) + dump(chosen), end="")
         return 0
-    console = Console(highlight=False, quiet=options.quiet or not distributed.is_main())
-    for line in choices:
-        console.print(line, soft_wrap=True, markup=False)
+    console = Console(highlight=False, quiet=options.quiet)
     if options.show_batch:
         return _show_batches(experiment)
     overwrite = False if options.overwrite is None else options.overwrite or True

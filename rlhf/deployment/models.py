@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
+
 from rlhf.algorithms.ppo import PPO
 from rlhf.engines.memory import Sizes
 from rlhf.errors import ConfigError
@@ -154,7 +156,8 @@ def _sizes(module: PreTrainedModel, model: Model) -> Sizes:
         return Sizes((), tuple(weight.numel() for weight in module.parameters()))
     layers, lora = getattr(model.policy, "trainable_layers", None), getattr(model.policy, "lora", None)
     if lora is not None:
-        attach(module, lora, seed=0, base=None, layers=layers)
+        with torch.device("meta"):
+            attach(module, lora, seed=0, base=None, layers=layers)
     elif layers is not None:
         freeze_below(module, layers)
     return Sizes.of(cast("nn.Module", module), model.optimizer)

@@ -141,6 +141,8 @@ class _Preset(Deployment):
         for stage, optimizer, weights in STAGES:
             if self.world == 1 and stage in (2, 3) and not optimizer:
                 continue  # there is nobody to part anything with
+            if optimizer and self.device_gib is None and distributed.device().type == "cpu":
+                continue  # a CPU has no other memory
             yield self._option(algorithm, models, stage, optimizer, weights)
 
     def _option(
@@ -165,7 +167,7 @@ class _Preset(Deployment):
             train = Local(micro_batch_size=rows, gradient_checkpointing=checkpointing)
         engine = train if sampling is None else Hybrid(train=train, inference=sampling)
         offload = " with offload of " + ("optimiser and weights" if weights else "the optimiser") if optimizer else ""
-        text = f"{'Local' if isinstance(train, Local) else f'ZeRO-{stage}'}{offload}, {rows} rows at a time"
+        text = f"{'Local' if isinstance(train, Local) else f'ZeRO-{stage}'}{offload}, {rows} {'row' if rows == 1 else 'rows'} at a time"
         text += ", gradient checkpointing" if checkpointing else ""
         text += "" if sampling is None else f", tp {sampling.tp}"
         return Option(engine, states + inference + passes, text)

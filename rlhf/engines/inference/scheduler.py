@@ -107,22 +107,31 @@ class Scheduler:
         places = self.places - len(self.active)
         if self.active and places * ADMIT_AT < self.places:
             return
-        # Rows that go on may need a block in this step and in the next.
-        spare = self.cache.free - 2 * len(self.active)
+        # Whoever finds room up to its last token is let in; others as long as each that goes on may have a block more.
+        left = self.cache.blocks - sum(self._most(self.prompts[one.row]) for one in self.active)
+        spare = self.cache.free - len(self.active)
         read = 0
         while self.waiting and places:
             first = self.waiting[0]
-            blocks = -(-(len(first.ids) + 1) // self.cache.block)
+            blocks, most = self._blocks(len(first.ids) + 1), self._most(self.prompts[first.rows[0]])
             alone = not self.active and not read
-            count = min(len(first.rows), places, max(spare // (blocks + 1), int(alone)))
+            count = min(len(first.rows), places, max(left // most, spare // blocks, int(alone)))
             if not count or (read and read + len(first.ids) > READ_AT_ONCE):
                 return
             taken = Waiting(first.rows[:count], first.ids, first.drawn)
             first.rows = first.rows[count:]
             if not first.rows:
                 self.waiting.popleft()
-            places, spare, read = places - count, spare - count * (blocks + 1), read + len(first.ids)
+            places, read = places - count, read + len(first.ids)
+            left, spare = left - count * most, spare - count * blocks
             yield self.cache.open(), taken
+
+    def _blocks(self, positions: int) -> int:
+        return -(-positions // self.cache.block)
+
+    def _most(self, prompt: Sequence[int]) -> int:
+        """Blocks of a row that goes on to the limit."""
+        return self._blocks(len(prompt) + self.responses.request.sampling.max_new_tokens)
 
     def _step(self, new: Sequence[tuple[int, Waiting]]) -> None:
         """One call of the decoder, and a token more for every row."""
