@@ -167,7 +167,8 @@ class _Preset(Deployment):
             train = Local(micro_batch_size=rows, gradient_checkpointing=checkpointing)
         engine = train if sampling is None else Hybrid(train=train, inference=sampling)
         offload = " with offload of " + ("optimiser and weights" if weights else "the optimiser") if optimizer else ""
-        text = f"{'Local' if isinstance(train, Local) else f'ZeRO-{stage}'}{offload}, {rows} {'row' if rows == 1 else 'rows'} at a time"
+        text = f"{'Local' if isinstance(train, Local) else f'ZeRO-{stage}'}{offload}"
+        text += f", {rows} {'row' if rows == 1 else 'rows'} at a time"
         text += ", gradient checkpointing" if checkpointing else ""
         text += "" if sampling is None else f", tp {sampling.tp}"
         return Option(engine, states + inference + passes, text)

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -243,8 +243,9 @@ class Hybrid(Engine):
         total_steps: int = 0,
         max_grad_norm: float | None = None,
     ) -> LiveEngine:
-        sampled = isinstance(model, PolicyModel) and optimizer is not None
-        inference = self.inference.build(model.lm) if sampled else None  # while the model is whole
+        inference, sampled = None, isinstance(model, PolicyModel) and optimizer is not None
+        if sampled:
+            inference = self.inference.build(cast(PolicyModel, model).lm)  # while the model is whole
         training = self.train.build(
             model, optimizer=optimizer, schedule=schedule, total_steps=total_steps, max_grad_norm=max_grad_norm
         )

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -147,11 +147,11 @@ class LiveTensorParallel(LiveInference):
 
 
 @functools.cache
-def _group(tp: int) -> dist.ProcessGroup | None:
+def _group(tp: int) -> dist.ProcessGroup:
     """The processes that this one answers with. All of them have to be asked for, by every process, once."""
     world, rank = distributed.world_size(), distributed.rank()
     groups = [dist.new_group(list(range(first, first + tp))) for first in range(0, world, tp)]
-    return groups[rank // tp]
+    return cast(dist.ProcessGroup, groups[rank // tp])
 
 
 @dataclass(frozen=True, kw_only=True)
