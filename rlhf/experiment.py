@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from rlhf import distributed
 from rlhf.data.cache import AUTO
 from rlhf.errors import ConfigError, telling
 from rlhf.files import only_one
-from rlhf.interfaces import Algorithm, Engine, MetricSink
+from rlhf.interfaces import Algorithm, Deployment, Engine, MetricSink
 from rlhf.stages.settings import references, resolve
 from rlhf.user_code import own_errors
 
@@ -31,13 +33,8 @@ def _plain(name: str) -> bool:
 
 def _check_processes(algorithm: Algorithm) -> list[str]:
     """Problems of an engine that is not made for as many processes as a launcher has started."""
-    engine, launched = getattr(algorithm, "engine", None), distributed.launched()
-    if not isinstance(engine, Engine) or engine.world_size == launched:
-        return []
-    return [
-        f"engine: {type(engine).__name__} runs in {engine.world_size} process, but {launched} were launched; use Zero, "
-        "or start without a launcher"
-    ]
+    engine = getattr(algorithm, "engine", None)
+    return engine.check(distributed.launched()) if isinstance(engine, Engine) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +44,8 @@ class Experiment:
     Args:
         name: Of the run: its folder is ``<output_dir>/<name>``.
         stages: Algorithms by stage name, run in this order.
+        deployment: Chooses the stages' engines by the sizes of models and devices, and says why; null leaves those that
+            the stages name.
         seed: Seed of the whole run: weights, data order, sampling.
         output_dir: Folder of all runs.
         sinks: Where figures go besides ``metrics.jsonl``.
@@ -62,6 +61,7 @@ class Experiment:
 
     name: str
     stages: dict[str, Algorithm]
+    deployment: Deployment | None = None
     seed: int = 1
     output_dir: str = "runs"
     sinks: list[MetricSink] = field(default_factory=list)
@@ -76,8 +76,41 @@ class Experiment:
         """Folder of the run."""
         return Path(self.output_dir) / self.name
 
+    def deployed(self) -> tuple[Experiment, list[str]]:
+        """The experiment with the engines that ``deployment`` chooses, and what it says of its choice.
+
+        Raises:
+            ConfigError: a stage cannot run there.
+        """
+        return self._deployed
+
+    @functools.cached_property
+    def _deployed(self) -> tuple[Experiment, list[str]]:
+        if self.deployment is None:
+            return self, []
+        stages, lines = self.deployment.choose(self.stages)
+        return dataclasses.replace(self, stages=stages, deployment=None), lines
+
     def check(self) -> list[str]:
         """Problems that can be known before a model loads, each ``"<key>: <problem>; <remedy>"``."""
+        problems = self._check(launched=self.deployment is None)
+        if problems or self.deployment is None:
+            return problems
+        try:
+            return self.deployed()[0]._check(launched=False)  # it may be planned here, and run elsewhere
+        except ConfigError as error:
+            return [str(error)]
+
+    @staticmethod
+    def _check_launch(deployment: Deployment) -> None:
+        if deployment.world != (launched := distributed.launched()):
+            raise ConfigError(
+                f"deployment: {type(deployment).__name__} plans for {deployment.world} devices, one process each, but "
+                f"{launched} were launched; launch as many, or set how many there are (deployment.devices)"
+            )
+
+    def _check(self, *, launched: bool) -> list[str]:
+        """Problems; ``launched``: also with the number of processes that there are."""
         problems = [] if self.stages else ["stages: there is none; name at least one"]
         if not _plain(self.name):
             problems.append(f"name: is {self.name!r}; must be a plain folder name")
@@ -93,7 +126,10 @@ class Experiment:
         for stage, algorithm in self.stages.items():
             if not _plain(stage):
                 problems.append(f"stages.{stage}: a stage's name must be a plain folder name")
-            problems += [f"stages.{stage}.{problem}" for problem in (*algorithm.check(), *_check_processes(algorithm))]
+            found = algorithm.check()
+            if launched:
+                found += _check_processes(algorithm)
+            problems += [f"stages.{stage}.{problem}" for problem in found]
             for where, reference in references(algorithm):
                 if reference not in known:
                     near = difflib.get_close_matches(reference, known, 1)
@@ -148,6 +184,12 @@ class Experiment:
 
         if problems := self.check():
             raise ConfigError(problems)
+        if self.deployment is not None:
+            self._check_launch(self.deployment)
+            chosen, lines = self.deployed()
+            for line in lines if distributed.is_main() else ():
+                (console or Console(highlight=False)).print(line, soft_wrap=True, markup=False)
+            return chosen.run(overwrite=overwrite, resume=resume, console=console)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         distributed.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rlhf.engines.inference.responses import Request
     from rlhf.engines.inference.sampling import Sampling
+    from rlhf.engines.reshard import Held
+    from rlhf.engines.weights import Delta
 
 
 class _OutputOfAStage:
@@ -460,6 +463,26 @@ class LiveEngine(ABC):
             stop_ids: Ids that end a response.
         """
 
+    def eval(self) -> None:
+        """Goes into inference mode: sampling is ready until :meth:`train`, whatever many calls it is asked for.
+
+        An engine that samples with the weights it trains has no modes.
+        """
+        return
+
+    def train(self) -> None:
+        """Goes back into training mode; does nothing in it. Whatever reads or moves the weights does it first."""
+        return
+
+    @contextmanager
+    def inference_mode(self) -> Iterator[None]:
+        """Inside, the engine is in inference mode; after it, also after an error, in the one that it was in before."""
+        yield
+
+    def sampling_figures(self) -> dict[str, float]:
+        """What :meth:`generate` has cost besides time, since the last call: figures of metrics, by name."""
+        return {}
+
     @abstractmethod
     def master(self) -> list[Tensor]:
         """This rank's fp32 master shards of the trainable weights, in a fixed order; read, never written."""
@@ -527,8 +550,59 @@ class Engine(ABC):
 
     @property
     def world_size(self) -> int:
-        """Number of data-parallel processes."""
+        """Number of processes that divide the rows of a training batch."""
         return 1
+
+    def check(self, launched: int) -> list[str]:
+        """Problems of an engine that is not made for as many processes as a launcher has started."""
+        if self.world_size == launched:
+            return []
+        return [
+            f"engine: {type(self).__name__} runs in {self.world_size} process, but {launched} were launched; use Zero, "
+            "or start without a launcher"
+        ]
+
+
+class LiveInference(ABC):
+    """A second form of a policy's weights, made for sampling."""
+
+    @abstractmethod
+    def refresh(self, held: Mapping[str, Held], deltas: Iterable[Delta]) -> None:
+        """Takes over the weights as they are now; every process has to call it.
+
+        Args:
+            held: What this process has of each weight, by its name in the Hugging Face module.
+            deltas: What adapters add to them.
+        """
+
+    @abstractmethod
+    def check(self, request: Request) -> None:
+        """Raises ``UserError`` for what cannot be answered, before anything is; the same on every process."""
+
+    @abstractmethod
+    def respond(self, request: Request) -> Rollout:
+        """One response per prompt, equal on the processes that answer together; other processes have other prompts."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Called when the weights are going to change: gives memory back, as far as the settings want that."""
+
+    @abstractmethod
+    def figures(self) -> dict[str, float]:
+        """Figures since the last call, for :meth:`LiveEngine.sampling_figures`."""
+
+
+class Inference(ABC):
+    """How an engine samples that does not sample with the weights it trains."""
+
+    @property
+    def ways(self) -> int:
+        """How many processes answer the same prompts together; a divisor of the number of all."""
+        return 1
+
+    @abstractmethod
+    def build(self, lm: PreTrainedModel) -> LiveInference | None:
+        """Gets ready for a model, which is whole; None, with a warning that says why, where it cannot be run."""
 
 
 class LiveSink(ABC):
@@ -573,6 +647,23 @@ class Algorithm(ABC):
     def outputs(self) -> tuple[str, ...]:
         """What later stages may refer to: ``"@stage"`` is ``model``, ``"@stage/ema"`` is ``ema``."""
         return ("model",)
+
+
+class Deployment(ABC):
+    """Chooses how the stages of an experiment run on the machines at hand."""
+
+    @property
+    @abstractmethod
+    def world(self) -> int:
+        """Processes that it plans for."""
+
+    @abstractmethod
+    def choose(self, stages: Mapping[str, Algorithm]) -> tuple[dict[str, Algorithm], list[str]]:
+        """The stages with engines of its choice, all else as it was, and a few lines on what was chosen and why.
+
+        Raises:
+            ConfigError: a stage cannot run there.
+        """
 
 
 class OfflineAlgorithm(Algorithm, Generic[M]):
@@ -641,12 +732,15 @@ __all__ = [
     "Algorithm",
     "Blender",
     "Critic",
+    "Deployment",
     "Engine",
+    "Inference",
     "KLController",
     "LanguageModel",
     "LiveAverage",
     "LiveController",
     "LiveEngine",
+    "LiveInference",
     "LiveSink",
     "MetricSink",
     "Objective",

@@ -19,7 +19,7 @@ from rlhf.user_code import import_module
 
 T = TypeVar("T")
 
-COMPONENT_MODULES = ("rlhf.algorithms", "rlhf.models", "rlhf.data", "rlhf.engines", "rlhf.metrics")
+COMPONENT_MODULES = ("rlhf.algorithms", "rlhf.models", "rlhf.data", "rlhf.engines", "rlhf.metrics", "rlhf.deployment")
 PLUGIN_GROUP = "rlhf.plugins"
 
 
@@ -146,6 +146,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "templates": Registry(interfaces.Template),
     "blenders": Registry(interfaces.Blender),
     "engines": Registry(interfaces.Engine),
+    "inference": Registry(interfaces.Inference),
+    "deployments": Registry(interfaces.Deployment),
     "metric-sinks": Registry(interfaces.MetricSink),
 }
 """Every kind of component, under the name ``python -m rlhf.components`` knows it by."""

@@ -96,7 +96,8 @@ def _run(argv: Sequence[str] | None) -> int:
     options, rest = _parser().parse_known_args(argv)
     experiment = load(options.config, split_overrides(rest))
     if options.print_config:
-        print(dump(experiment), end="")
+        chosen, choices = experiment.deployed()
+        print("".join(f"# {line}\n" for line in choices) + dump(chosen), end="")
         return 0
     console = Console(highlight=False, quiet=options.quiet)
     if options.show_batch:

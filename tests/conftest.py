@@ -48,3 +48,11 @@ def two_processes() -> Iterator[Processes]:
     processes = Processes(2)
     yield processes
     processes.end()
+
+
+@pytest.fixture(scope="session")
+def four_processes() -> Iterator[Processes]:
+    """Four ranks, for groups of groups."""
+    processes = Processes(4)
+    yield processes
+    processes.end()

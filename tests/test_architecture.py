@@ -40,6 +40,7 @@ ALLOWED = {
     "rlhf.data": [*BASIC, "rlhf.data", "rlhf.models"],
     "rlhf.engines": [*BASIC, "rlhf.engines", "rlhf.models", "rlhf.algorithms.functional"],
     "rlhf.loops": ["rlhf"],
+    "rlhf.deployment": [*BASIC, "rlhf.deployment", "rlhf.algorithms", "rlhf.engines", "rlhf.models", "rlhf.schema"],
     "rlhf.experiment": ["rlhf"],
     "rlhf.stages": [*BASIC, "rlhf.stages", "rlhf.schema", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.stages.run": ["rlhf"],

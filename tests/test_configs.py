@@ -1,8 +1,10 @@
 """Every YAML under experiments/ is parsed and built."""
 
+import re
 from pathlib import Path
 
 import pytest
+from shapes import write_shapes
 
 from rlhf.config import dump, load
 from rlhf.experiment import Experiment
@@ -17,10 +19,15 @@ def test_there_are_experiments():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_experiment_is_built_and_survives_its_dump(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    write_shapes(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    launched = re.search(r"--nproc-per-node (\d+)", path.read_text())
+    if launched and "\ndeployment:" not in path.read_text():
+        monkeypatch.setenv("WORLD_SIZE", launched[1])
+        monkeypatch.setenv("RANK", "0")
     experiment = load([path])
     assert isinstance(experiment, Experiment)
-    assert experiment.name == path.stem
+    assert experiment.name == "_".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
     (tmp_path / "dump.yaml").write_text(dump(experiment))
     assert load([tmp_path / "dump.yaml"]) == experiment
 

@@ -37,7 +37,9 @@ SMALL_WORLD = (
     "--stages.reward.data.sources.mixed.rows 100 --stages.ppo.data.sources.world.rows 200 "
     "--stages.ppo.mixture.data.sources.world.rows 200"
 )
-SHORTER = {"experiments/quickstart.yaml": TINY + SMALL_WORLD, "experiments/world.yaml": TINY + SMALL_WORLD}
+SHORTER = dict.fromkeys(
+    (f"experiments/{name}.yaml" for name in ("quickstart", "world", "hybrid_zero3_tp2")), TINY + SMALL_WORLD
+)
 LAUNCHERS = {"torchrun": "torch.distributed.run", "deepspeed": "deepspeed.launcher.runner"}
 SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")
 """Commands about a clone, its environment or a server: nothing of ours to run."""
@@ -119,6 +121,10 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
         ]
     elif "benchmarks/memory.py" in words:
         words += ["--stages", "2", "--width", "48", "--layers", "1"]
+    elif "benchmarks/switch.py" in words:
+        words += ["--width", "48", "--layers", "1"]
+    elif "benchmarks/rollout.py" in words:
+        words += ["--repeats", "1", "--scale", "0.1", "--width", "32", "--layers", "1"]
     python(words[1:], folder)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.data.conversations import plain, text
 from rlhf.data.templates import Chat, Plain, RefusedConversation
-from rlhf.engines.inference import Sampling, sample
+from rlhf.engines.inference import Request, Sampling, sample
 from rlhf.errors import UserError
 from rlhf.interfaces import LanguageModel, Scorer, Template
-from rlhf.models.tokenizer import UNDECODABLE, TextStream, pad_id
+from rlhf.models.tokenizer import UNDECODABLE, TextStream
 from rlhf.types import Conversation, Message, Prompts, joined
 
 if TYPE_CHECKING:
@@ -95,17 +95,9 @@ class Speaker:
 
         ended, score = False, None
         try:
-            rollout = sample(
-                self.model.module,
-                self._prompts(prompt, user),
-                sampling,
-                seed=seed,
-                counters=[counter],
-                stop_ids=stops,
-                pad_id=pad_id(self.model.tokenizer),
-                decode=lambda drawn: cast(str, self.model.tokenizer.decode(drawn, skip_special_tokens=False)),
-                on_tokens=listen,
-            )
+            prompts, tokenizer = self._prompts(prompt, user), self.model.tokenizer
+            request = Request(prompts, sampling, tokenizer, seed, [counter], stops)
+            rollout = sample(self.model.module, request, on_tokens=listen)
             ended = bool(rollout.ended[0])
             if self.scorer is not None:
                 score = float(self.scorer(rollout).total[0])

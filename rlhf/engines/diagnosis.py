@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from rlhf.algorithms.functional.masking import aggregate
 from rlhf.errors import NonFiniteError
 from rlhf.interfaces import LossFn
-from rlhf.types import LossTerm, Outputs, Prompts, Selectable, Tally
+from rlhf.types import LossTerm, Outputs, Selectable, Tally
 
 if TYPE_CHECKING:
-    from rlhf.engines.inference.sampling import Sampling
+    from rlhf.engines.inference.responses import Request
     from rlhf.models.modules import PolicyModel
 
 M = TypeVar("M", bound=Selectable)
@@ -185,20 +185,10 @@ class SamplingPass:
     """A call of the sampler, and all that is needed to make it again.
 
     Attributes:
-        prompts: What was to be answered.
-        sampling: How tokens are drawn.
-        seed: Of the random numbers.
-        counters: A global rollout number for each prompt.
-        stop_ids: Ids that end a response.
-        pad_id: Fills the slots without a token.
+        request: What was to be answered, and how.
     """
 
-    prompts: Prompts
-    sampling: Sampling
-    seed: int
-    counters: Sequence[int]
-    stop_ids: Sequence[int]
-    pad_id: int
+    request: Request
 
     def find(self, model: nn.Module) -> str | None:
         """The first weight, or module's output, that is not finite when the prompts are answered again."""
@@ -208,16 +198,7 @@ class SamplingPass:
             return found
         with watched(model) as modules:
             try:
-                sample(
-                    cast("PolicyModel", model).lm,
-                    self.prompts,
-                    self.sampling,
-                    seed=self.seed,
-                    counters=self.counters,
-                    stop_ids=self.stop_ids,
-                    pad_id=self.pad_id,
-                    decode=lambda _: "",
-                )
+                sample(cast("PolicyModel", model).lm, self.request)
             except NonFiniteError:
                 return modules[0] if modules else None
         return None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.engines import frozen, recomputation
 from rlhf.engines.diagnosis import SamplingPass, TrainingPass, training_mode
+from rlhf.engines.inference.responses import Request
 from rlhf.errors import NonFiniteError, UserError
 from rlhf.interfaces import Engine, LiveEngine, LossFn, Optimizer, Schedule
 from rlhf.types import Outputs, Prompts, Rollout, Selectable, Tally
@@ -144,24 +145,12 @@ class LocalEngine(LiveEngine):
         stop_ids: Sequence[int],
     ) -> Rollout:
         from rlhf.engines.inference.sampler import sample
-        from rlhf.models.tokenizer import pad_id
-        from rlhf.models.vocabulary import unknown_ids
 
-        lm = cast("PolicyModel", self.model).lm
-        sent = SamplingPass(prompts, sampling, seed, counters, tuple(stop_ids), pad_id(tokenizer))
+        request = Request(prompts, sampling, tokenizer, seed, counters, stop_ids)
         try:
-            return sample(
-                lm,
-                prompts,
-                sampling,
-                seed=seed,
-                counters=torch.as_tensor(counters, dtype=torch.int64),
-                stop_ids=stop_ids,
-                pad_id=sent.pad_id,
-                decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
-                forbidden=unknown_ids(tokenizer, lm.config.get_text_config().vocab_size),
-            )
+            return sample(cast("PolicyModel", self.model).lm, request)
         except NonFiniteError as error:
+            sent = SamplingPass(request)
             first = sent.find(self.model)
             evidence = {"step": self.steps, "first": first, "pass": sent, "model": self.model}
             raise NonFiniteError(f"{error} First not finite: {first}", evidence) from None

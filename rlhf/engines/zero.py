@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from rlhf import distributed
 from rlhf.engines import deepspeed_config, frozen, recomputation
-from rlhf.engines.devices import CPU, moved
+from rlhf.engines.devices import moved
 from rlhf.engines.diagnosis import TrainingPass, training_mode
-from rlhf.engines.inference.rollouts import join_rollouts
+from rlhf.engines.inference.responses import Request
+from rlhf.engines.inference.rollouts import answered_together
 from rlhf.engines.loss_scale import LossScale
 from rlhf.engines.partitions import partition
 from rlhf.engines.shares import fields, join_outputs, share
@@ -224,35 +225,15 @@ class ZeroEngine(LiveEngine):
         stop_ids: Sequence[int],
     ) -> Rollout:
         from rlhf.engines.inference.sampler import sample
-        from rlhf.models.tokenizer import pad_id
-        from rlhf.models.vocabulary import unknown_ids
 
-        lm = cast("PolicyModel", self.model).lm
+        request = Request(prompts, sampling, tokenizer, seed, counters, stop_ids)
         shares = torch.arange(len(prompts)).tensor_split(distributed.world_size())
         own = shares[distributed.rank()].tolist()
         # Processes must answer equally many: who has one fewer answers one more, which is dropped.
         rows = own if len(own) == len(shares[0]) else [*own, 0]
-        error, answered = None, None
-        try:
-            answered = sample(
-                lm,
-                prompts.select(rows),
-                sampling,
-                seed=seed,
-                counters=torch.as_tensor(counters, dtype=torch.int64)[rows],
-                stop_ids=stop_ids,
-                pad_id=pad_id(tokenizer),
-                decode=lambda ids: cast(str, tokenizer.decode(ids, skip_special_tokens=False)),
-                forbidden=unknown_ids(tokenizer, lm.config.get_text_config().vocab_size),
-                all_done=self._everywhere if self.settings.stage == 3 else None,
-            )
-        except NonFiniteError as raised:
-            error = str(raised)
-        found = distributed.gather((moved(answered, CPU), len(own), error))
-        if errors := [text for *_, text in found if text is not None]:
-            raise NonFiniteError(errors[0], {"step": self.steps, "first": "logits", "pass": None, "model": None})
-        parts = [(cast(Rollout, part), count) for part, count, _ in found]
-        return join_rollouts(prompts, parts, pad_id=pad_id(tokenizer))
+        together = self._everywhere if self.settings.stage == 3 else None
+        own_request, lm = request.select(rows), cast("PolicyModel", self.model).lm
+        return answered_together(request, lambda: sample(lm, own_request, all_done=together), len(own), step=self.steps)
 
     @staticmethod
     def _everywhere(done: bool) -> bool:

@@ -189,6 +189,8 @@ class OnlineTrainer:
         experience.metrics.sum("time/rollout", seconds)
         if not replayed:
             experience.metrics.sum("throughput/rollout_tokens_per_s", float(rollout.mask.sum()) / seconds)
+            for name, value in self.policy.sampling_figures().items():
+                experience.metrics.sum(name, value)
         return experience
 
     def _respond(self, prompts: Prompts) -> Rollout:

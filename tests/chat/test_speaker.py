@@ -11,7 +11,7 @@ from rlhf.data.conversations import plain
 from rlhf.data.encoding import Encoder
 from rlhf.data.forms import Record
 from rlhf.data.templates import Chat, Plain
-from rlhf.engines.inference import Sampling, sample
+from rlhf.engines.inference import Request, Sampling, sample
 from rlhf.errors import UserError
 from rlhf.models.tokenizer import UNDECODABLE
 from rlhf.models.vocabulary import extend_vocabulary
@@ -31,16 +31,7 @@ def test_an_answer_is_the_one_of_training(speaker):
     tokenizer, template = speaker.model.tokenizer, speaker.template
     stops = speaker.sampling.stop_ids(tokenizer, template.end_id(tokenizer))
     prompts = Prompts([template.prompt(text, tokenizer) for text in ("ab", "cd", "ef")], ["", "", ""], ["", "", ""])
-    rollout = sample(
-        speaker.model.module,
-        prompts,
-        speaker.sampling,
-        seed=1,
-        counters=[0, 1, 2],
-        stop_ids=stops,
-        pad_id=0,
-        decode=tokenizer.decode,
-    )
+    rollout = sample(speaker.model.module, Request(prompts, speaker.sampling, tokenizer, 1, [0, 1, 2], stops))
     for row, text in enumerate(("ab", "cd", "ef")):
         speaker.clear()
         answer = say(speaker, text, counter=row)

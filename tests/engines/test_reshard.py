@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import reshard_runs
 import torch
 from decoders import BASES
-from processes import Processes
 
 from rlhf.engines.reshard import Rectangle
 
 BUCKET = 4096
-
-
-@pytest.fixture(scope="module")
-def four_processes() -> Iterator[Processes]:
-    processes = Processes(4)
-    yield processes
-    processes.end()
 
 
 @pytest.mark.parametrize("width", [1, 3, 7])

@@ -16,7 +16,7 @@ import torch
 
 from rlhf import distributed
 from rlhf.algorithms.optimizers import SGD
-from rlhf.engines.inference import sampler
+from rlhf.engines.inference import responses
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.zero import Zero
 from rlhf.loops.offline import OfflineTrainer
@@ -59,7 +59,7 @@ def respond(stage: int, count: int, ends: dict[int, int]) -> dict[str, Any]:
     """
     settings = tiny_runs.ppo(engine=zero(stage), sampling=Sampling(max_new_tokens=LENGTH))
     with trainer_of(settings, OnlineTrainer) as trainer:
-        end, honest, steps = trainer.tokenizer.eos_token_id, sampler.draw, iter(range(LENGTH))
+        end, honest, steps = trainer.tokenizer.eos_token_id, responses.draw, iter(range(LENGTH))
 
         def draw(*arguments: Any, **rest: Any) -> Any:
             drawn, step = honest(*arguments, **rest), next(steps)
@@ -67,7 +67,7 @@ def respond(stage: int, count: int, ends: dict[int, int]) -> dict[str, Any]:
             return drawn._replace(ids=torch.full_like(ids, end) if step == ends.get(distributed.rank()) else ids)
 
         prompts = Prompts([[5 + row, 6, 7] for row in range(count)], [""] * count, ["toy"] * count)
-        with mock.patch.object(sampler, "draw", draw):
+        with mock.patch.object(responses, "draw", draw):
             rollout = trainer.sample(prompts, seed=1)
     return {"lengths": rollout.mask.sum(1).tolist(), "ids": rollout.sequences.ids.tolist(), "text": rollout.text}
 

@@ -146,6 +146,21 @@ class KVCache:
         self.used = max(self.used, max(given) + 1)
         self._touched = max(self._touched, self.used)
 
+    def fork(self, row: int) -> int:
+        """A new row with a copy of what another holds.
+
+        Raises:
+            CacheFull: there are not enough blocks.
+        """
+        new = self.open()
+        try:
+            self.extend([new], [self.lengths[row]])
+        except CacheFull:
+            self.close(new)
+            raise
+        self.storage[:, :, self.tables[new]] = self.storage[:, :, self.tables[row]]
+        return new
+
     def close(self, row: int) -> None:
         """Takes a row out; its blocks are free."""
         del self.lengths[row]

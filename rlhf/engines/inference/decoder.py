@@ -49,6 +49,7 @@ class Decoder:
         rank, tp = self.collectives.rank, self.collectives.size
         check_divisible(spec, tp)
         self._packed: Weights = {}
+        self.packed_bytes = 0
         self._vocabulary = vocabulary_part(spec, rank, tp)
         self._heads = [head_part(layer.attention, rank, tp) for layer in spec.layers]
         self._act = {layer.mlp.activation: _activation(layer.mlp.activation) for layer in spec.layers}
@@ -56,11 +57,10 @@ class Decoder:
         rotaries = {layer.attention.rotary for layer in spec.layers} - {None}
         self._inv_freq = {rotary: torch.tensor(rotary.inv_freq, device=device) for rotary in rotaries if rotary}
 
-    def pack(self) -> int:
+    def pack(self) -> None:
         """Copies the matrices into the layout that this processor multiplies fastest by; once more after a change.
 
-        Returns:
-            Bytes of the copies, which are in memory besides the weights; 0 where there is nothing to gain.
+        ``packed_bytes`` are in memory besides the weights then, 0 where there is nothing to gain.
         """
         matrices = {name: weight for name, weight in self.weights.items() if weight.dim() == 2}
         matrices.pop("positions.weight", None)
@@ -68,7 +68,7 @@ class Decoder:
             del matrices["embedding.weight"]
         packed = {name: pack(weight) for name, weight in matrices.items()}
         self._packed = {name: weight for name, weight in packed.items() if weight is not None}
-        return sum(matrices[name].numel() * matrices[name].element_size() for name in self._packed)
+        self.packed_bytes = sum(matrices[name].nbytes for name in self._packed)
 
     def cache(self, blocks: int) -> KVCache:
         """An empty cache of this rank."""

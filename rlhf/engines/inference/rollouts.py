@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlhf import distributed
+from rlhf.engines.devices import CPU, moved
+from rlhf.engines.inference.responses import Request
+from rlhf.errors import NonFiniteError
+from rlhf.models.tokenizer import pad_id
 from rlhf.types import Prompts, Rollout, Sequences
+
+
+def answered_together(request: Request, answer: Callable[[], Rollout], count: int, *, step: int) -> Rollout:
+    """The rollout of all processes, each of which answers some of the prompts; every process has to call it.
+
+    Args:
+        request: All prompts, in the order in which the processes have them.
+        answer: Answers those of this process, and perhaps more.
+        count: How many of its first rows count; 0 where there are none, or another process has the same.
+        step: Optimiser steps made, for the error.
+
+    Raises:
+        NonFiniteError: on all processes, where the logits of one were not finite.
+    """
+    if not len(request):
+        return answer()
+    own, error = None, None
+    try:
+        own = answer()
+    except NonFiniteError as raised:
+        error = str(raised)
+    found = distributed.gather((moved(own, CPU) if own is not None and count else None, count, error))
+    if errors := [text for *_, text in found if text is not None]:
+        raise NonFiniteError(errors[0], {"step": step, "first": "logits", "pass": None, "model": None})
+    parts = [(part, part_count) for part, part_count, _ in found if part is not None]
+    return join_rollouts(request.prompts, parts, pad_id=pad_id(request.tokenizer))
 
 
 def join_rollouts(prompts: Prompts, parts: Sequence[tuple[Rollout, int]], *, pad_id: int) -> Rollout:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from spelling import Numbers, prompts_of, responses
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -18,7 +19,8 @@ from transformers import (
 )
 
 from rlhf.engines.inference import sampler
-from rlhf.engines.inference.sampler import OnTokens, sample
+from rlhf.engines.inference.responses import OnTokens, Request
+from rlhf.engines.inference.sampler import sample
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.types import Prompts, Rollout
 
@@ -56,15 +58,7 @@ def lm(request: pytest.FixtureRequest) -> PreTrainedModel:
     return MODELS[request.param]
 
 
-def prompts_of(ids: Sequence[Sequence[int]]) -> Prompts:
-    return Prompts(ids, [str(i) for i in range(len(ids))], ["test"] * len(ids))
-
-
 PROMPTS = prompts_of([[5, 6, 7, 8, 9, 10, 11], [12], [13, 14], [5, 6, 7], [20, 21, 22, 23], [30], [31, 32], [33] * 6])
-
-
-def spell(ids: list[int]) -> str:
-    return " ".join(map(str, ids))
 
 
 def run(
@@ -75,31 +69,15 @@ def run(
     seed: int = 1,
     stop_ids: Sequence[int] = STOPS,
     pad_id: int = PAD,
-    groups: Tensor | None = None,
     on_tokens: OnTokens | None = None,
     forbidden: Tensor | None = None,
     **settings: Any,
 ) -> Rollout:
     settings = {"max_new_tokens": 20, **settings}
     counters = range(len(prompts)) if counters is None else counters
-    return sample(
-        lm,
-        prompts,
-        Sampling(**settings),
-        seed=seed,
-        counters=list(counters),
-        stop_ids=stop_ids,
-        pad_id=pad_id,
-        decode=spell,
-        groups=groups,
-        on_tokens=on_tokens,
-        forbidden=forbidden,
-    )
-
-
-def responses(rollout: Rollout) -> list[list[int]]:
-    ids, mask = rollout.sequences.response_ids, rollout.mask
-    return [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+    tokenizer: Any = Numbers(VOCAB, pad_id, forbidden)
+    request = Request(prompts, Sampling(**settings), tokenizer, seed, list(counters), list(stop_ids))
+    return sample(lm, request, on_tokens=on_tokens)
 
 
 def plain_logits(lm: PreTrainedModel, prompt: Sequence[int], response: Sequence[int]) -> Tensor:
@@ -338,9 +316,39 @@ def test_nothing_left_to_draw_is_refused(lm: PreTrainedModel):
         run(lm, stop_ids=range(5), forbidden=forbidden, min_new_tokens=1)
 
 
-def test_groups_of_the_caller_are_kept():
-    rollout = scripted([[5], [5], [6]], groups=torch.tensor([4, 4, 9]))
-    assert rollout.groups.tolist() == [4, 4, 9]
+def test_a_stop_string_ends_with_the_token_that_completes_it():
+    rollout = scripted([[5], [17], [30]], stop_ids=[], stop_strings=["8 9", "1 2"], max_new_tokens=6)
+    # "6 7 8 9"; "18 19 20 21 2…": the string is found inside of "21 22"; the third row counts on.
+    assert responses(rollout) == [[6, 7, 8, 9], [18, 19, 20, 21, 22], [31, 32, 33, 34, 35, 36]]
+    assert rollout.text == ["6 7 ", "18 19 20 2", "31 32 33 34 35 36"]
+    assert rollout.ended.tolist() == [True, True, False]
+    late = scripted([[5]], stop_ids=[], stop_strings=["8 9"], min_new_tokens=6, max_new_tokens=8)
+    assert responses(late) == [[6, 7, 8, 9, 10, 11]] and late.text == ["6 7 "]
+
+
+def test_a_stop_string_may_be_long_and_made_of_many_tokens():
+    string = " ".join(str(i) for i in range(10, 30))
+    rollout = scripted([[5]], stop_ids=[], stop_strings=[string], max_new_tokens=40)
+    assert responses(rollout) == [list(range(6, 30))]
+
+
+def test_only_allowed_tokens_and_those_that_end_are_drawn(lm: PreTrainedModel):
+    rollout = run(lm, PROMPTS.repeat(4), allowed_tokens=["7", "8", "9"])
+    drawn = {token for response in responses(rollout) for token in response}
+    assert {7, 8, 9} <= drawn <= {7, 8, 9, *STOPS} and drawn & set(STOPS)
+    assert largest_gap(lm, rollout) < 1e-4
+
+
+def test_a_repetition_penalty_counts_the_prompt_and_the_response(lm: PreTrainedModel):
+    found = run(lm, repetition_penalty=1.3, greedy=True, stop_ids=[])
+    for prompt, response in zip(PROMPTS.ids, responses(found), strict=True):
+        ids = torch.tensor([prompt])
+        theirs = lm.generate(  # pyright: ignore[reportCallIssue]
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20, repetition_penalty=1.3,
+            eos_token_id=None, pad_token_id=PAD,
+        )  # fmt: skip
+        assert response == theirs[0, len(prompt) :].tolist()
+    assert responses(found) != responses(run(lm, greedy=True, stop_ids=[]))
 
 
 def test_no_prompts_give_an_empty_rollout():
@@ -410,13 +418,11 @@ def test_wrong_arguments_are_refused():
     lm = MODELS["gpt2"]
     with pytest.raises(ValueError, match="prompt 1: no tokens; give at least a beginning-of-sequence token"):
         run(lm, prompts_of([[5], []]))
-    with pytest.raises(ValueError, match=r"counters: shape \[1\] for 2 prompts; give one per prompt"):
+    with pytest.raises(ValueError, match="counters: 1 for 2 prompts; give one per prompt"):
         run(lm, prompts_of([[5], [6]]), [0])
-    with pytest.raises(ValueError, match=r"groups: shape \[3\] for 1 prompts"):
-        run(lm, prompts_of([[5]]), groups=torch.arange(3))
     with pytest.raises(ValueError, match=r"stop_ids: \[40, -1\] with a vocabulary of 40"):
         run(lm, stop_ids=[3, 40, -1])
-    with pytest.raises(ValueError, match="stop_ids: all 40 tokens with min_new_tokens 1; leave a token"):
+    with pytest.raises(ValueError, match="stop_ids: of 40 tokens none is left with min_new_tokens 1; leave a token"):
         run(lm, stop_ids=list(range(40)), min_new_tokens=1)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.engines.inference.random import uniform
-from rlhf.engines.inference.sampling import Sampling, draw, filter_logits
+from rlhf.engines.inference.sampling import Sampling, draw, filter_logits, penalized
 
 PROBABILITIES = [0.1, 0.4, 0.2, 0.3]
 LOGITS = torch.tensor([PROBABILITIES]).log()
@@ -36,6 +36,11 @@ def kept(logits: Tensor, **settings: Any) -> list[list[int]]:
         ({"max_new_tokens": 4, "min_new_tokens": 5}, r"min_new_tokens: 5; give 0 to max_new_tokens \(4\)"),
         ({"min_new_tokens": -1}, "min_new_tokens: -1; "),
         ({"max_rows": 0}, "max_rows: 0; give at least 1"),
+        ({"min_p": 1.5}, r"min_p: 1\.5; give a number in \[0, 1\]"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty: 0\.0; give a positive number, 1 for none"),
+        ({"repetition_penalty": INF}, "repetition_penalty: inf; "),
+        ({"stop_strings": ["a", ""]}, "stop_strings: one of them is empty"),
+        ({"allowed_tokens": []}, "allowed_tokens: none; name the tokens"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str):
@@ -67,6 +72,13 @@ def test_stop_tokens_that_are_not_one_token_are_refused(tokenizer: PreTrainedTok
         Sampling(stop_tokens=["bye"]).stop_ids(tokenizer, 1)
     with pytest.raises(ValueError, match="stop_tokens: '' is 0 tokens"):
         Sampling(stop_tokens=[""]).stop_ids(tokenizer, 1)
+
+
+def test_allowed_tokens_are_ids_of_one_token_each(tokenizer: PreTrainedTokenizerFast):
+    assert Sampling().allowed_ids(tokenizer) is None
+    assert Sampling(allowed_tokens=["hello", ":"]).allowed_ids(tokenizer) == [4, 3]
+    with pytest.raises(ValueError, match="allowed_tokens: 'user:' is 2 tokens"):
+        Sampling(allowed_tokens=["user:"]).allowed_ids(tokenizer)
 
 
 # -------------------------------------------------------------------------------------------------------------- filters
@@ -107,6 +119,31 @@ def test_top_p_counts_what_top_k_left():
     # top_k 2 leaves 0.4 and 0.3, renormalised 4/7 = 0.571 and 3/7: 0.5 is reached by the first alone.
     assert kept(LOGITS, top_p=0.5) == [[1, 3]]
     assert kept(LOGITS, top_p=0.5, top_k=2) == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("min_p", "ids"), [(0.0, [0, 1, 2, 3]), (0.24, [0, 1, 2, 3]), (0.26, [1, 2, 3]), (0.51, [1, 3]), (1.0, [1])]
+)
+def test_min_p_is_a_share_of_the_largest_probability(min_p: float, ids: list[int]):
+    # Of 0.4: 0.1 is a quarter of it, 0.2 half of it, 0.3 three quarters.
+    assert kept(LOGITS, min_p=min_p) == [ids]
+    assert kept(LOGITS + 7, min_p=min_p) == [ids]
+
+
+def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative():
+    logits, seen = torch.tensor([[2.0, -1.0, 3.0, -4.0]]), torch.tensor([[True, True, False, False]])
+    assert penalized(logits, seen, 2.0).tolist() == [[1.0, -2.0, 3.0, -4.0]]
+    assert penalized(logits, seen, 0.5).tolist() == [[4.0, -0.5, 3.0, -4.0]]
+
+
+def test_a_penalty_acts_on_the_draw_and_not_on_the_full_softmax():
+    logits, seen = torch.tensor([[2.0, 1.5]]), torch.tensor([[True, False]])
+    drawn = draw(logits, torch.zeros(1, dtype=torch.float64), Sampling(repetition_penalty=2.0, greedy=True), seen=seen)
+    assert drawn.ids.tolist() == [1]
+    drawn = draw(logits, torch.zeros(1, dtype=torch.float64), Sampling(repetition_penalty=2.0), seen=seen)
+    assert drawn.ids.tolist() == [0]
+    assert drawn.rollout_logprobs.item() == pytest.approx(-math.log(1 + math.exp(-0.5)))
+    assert drawn.behaviour_logprobs.item() == pytest.approx(-math.log(1 + math.exp(0.5)))
 
 
 def test_without_limits_the_logits_come_back_and_arguments_are_not_written_to():

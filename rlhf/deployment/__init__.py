@@ -1,0 +1,1 @@
+"""What runs where: engines chosen by the sizes of models and devices."""
