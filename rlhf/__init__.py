@@ -42,7 +42,10 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
     from rlhf.data.templates import Chat as Chat, Plain as Plain
     from rlhf.data.trees import MessageTrees as MessageTrees
+    from rlhf.deployment.presets import MultiNode as MultiNode, SingleGPU as SingleGPU, SingleNode as SingleNode
+    from rlhf.engines.hybrid import Hybrid as Hybrid
     from rlhf.engines.inference.sampling import Sampling as Sampling
+    from rlhf.engines.inference.tensor_parallel import TensorParallel as TensorParallel
     from rlhf.engines.local import Local as Local
     from rlhf.engines.zero import Zero as Zero
     from rlhf.experiment import Experiment as Experiment
@@ -84,7 +87,10 @@ _MODULES = {
     "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],
     "rlhf.data.templates": ["Chat", "Plain"],
     "rlhf.data.trees": ["MessageTrees"],
+    "rlhf.deployment.presets": ["MultiNode", "SingleGPU", "SingleNode"],
+    "rlhf.engines.hybrid": ["Hybrid"],
     "rlhf.engines.inference.sampling": ["Sampling"],
+    "rlhf.engines.inference.tensor_parallel": ["TensorParallel"],
     "rlhf.engines.local": ["Local"],
     "rlhf.engines.zero": ["Zero"],
     "rlhf.experiment": ["Experiment"],

@@ -408,8 +408,8 @@ def test_a_dump_loads_again_to_an_equal_experiment(make, tmp_path):
 def test_a_dump_spells_everything_out_under_short_names(make):
     plain = parse(dump(make()))
     assert list(plain) == [
-        "name", "stages", "seed", "output_dir", "sinks", "threads", "cache_dir", "stage_cache", "keep_checkpoints",
-        "save_in_background",
+        "name", "stages", "deployment", "seed", "output_dir", "sinks", "threads", "cache_dir", "stage_cache",
+        "keep_checkpoints", "save_in_background",
     ]  # fmt: skip
     settings = plain["stages"]["one"]["init_args"]
     assert settings["advantage"] == {"class_path": "rlhf.GAE", "init_args": {"gamma": 0.9, "lam": 0.95, "whiten": True}}

@@ -20,7 +20,7 @@ from rlhf.engines.inference.tensor_parallel import TensorParallel
 from rlhf.engines.local import Local
 from rlhf.engines.memory import state_bytes
 from rlhf.engines.zero import DTYPES, Zero
-from rlhf.errors import ConfigError, UserError, require
+from rlhf.errors import ConfigError, UserError, require, telling
 from rlhf.interfaces import Algorithm, Deployment, Engine
 from rlhf.models.lora import LoRA
 from rlhf.models.policy import Pretrained
@@ -85,7 +85,7 @@ class _Preset(Deployment):
 
     @property
     def _machine(self) -> str:
-        return f"{self.world} {'device' if self.world == 1 else 'devices'} of {self.memory() / USED / GB:.1f} GB"
+        return f"{self.world} {'device' if self.world == 1 else 'devices'} of {_gb(self.memory() / USED)}"
 
     def memory(self) -> float:
         """Bytes of a device that may be used."""
@@ -104,23 +104,29 @@ class _Preset(Deployment):
             if isinstance(getattr(algorithm, "engine", None), Engine):
                 chosen[name], told = self._stage(name, algorithm, ruler)
                 lines += told
+                if cast(Any, algorithm).engine != Local():
+                    lines.append(f"{name}: its own engine is not used")
         return chosen, lines
 
     def _stage(self, name: str, algorithm: Algorithm, ruler: Ruler) -> tuple[Algorithm, list[str]]:
         tried: list[str] = []
+        least: Option | None = None
         for candidate in self._candidates(algorithm):
-            models = [ruler(model) for model in models_of(candidate)]
+            with telling(f"stage {name}"):
+                models = [ruler(model) for model in models_of(candidate)]
             sizes = ", ".join(_told(model) for model in models)
             for option in self._options(candidate, models):
                 if option.bytes <= self.memory():
-                    fits = f"{option.text}: {option.bytes / GB:.1f} GB a device"
+                    fits = f"{option.text}: {_gb(option.bytes)} a device"
                     why = f"; too large: {'; '.join(tried)}" if tried else ""
                     changed = dataclasses.replace(cast(Any, candidate), engine=option.engine)
                     return changed, [f"{name}: {sizes}", f"{name}: {fits}{why}"]
-                tried.append(f"{option.text} {option.bytes / GB:.1f} GB")
+                tried.append(f"{option.text} {_gb(option.bytes)}")
+                least = min(least, option, key=lambda one: one.bytes) if least else option
+        assert least is not None
         raise ConfigError(
-            f"deployment: stage {name} fits on {self._machine} in no way "
-            f"({'; '.join(tried)}); use more devices or larger ones, a smaller model, or lora"
+            f"deployment: stage {name} fits on {self._machine} in no way (with least memory: {least.text}, "
+            f"{_gb(least.bytes)}); use more devices or larger ones, a smaller model, or lora"
         )
 
     def _candidates(self, algorithm: Algorithm) -> Iterator[Algorithm]:
@@ -222,6 +228,10 @@ def _told(model: Measured) -> str:
     return f"{model.model.name} {size}{part}"
 
 
+def _gb(count: float) -> str:
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:.3g} MB"
+
+
 def _launched_or(devices: int | None) -> int:
     return distributed.launched() if devices is None else devices
 
@@ -271,7 +281,8 @@ class MultiNode(_Preset):
         require(at_least=1, nodes=self.nodes, devices=self.devices)
         if self.devices is None and distributed.launched() % self.nodes:
             raise UserError(
-                f"nodes: {self.nodes}, but {distributed.launched()} processes were launched; must divide it"
+                f"nodes: {self.nodes}, but the number of processes launched is {distributed.launched()}, which they do not "
+                "divide; launch as many on each, or set how many devices each has (devices)"
             )
 
     @property

@@ -69,5 +69,7 @@ def reading(path: str | Path, *, local: bool, remedy: str = WHOLE_MODEL) -> Iter
                 text = f"cannot be read ({reason}); {remedy}"
             else:
                 hub = "the Hugging Face hub " + ("did not give it" if answers else "does not answer")
-                text = f"is no folder in {Path.cwd()}, and {hub} ({reason}); check the spelling"
+                text = f"is no folder in {Path.cwd()}, and {hub} ({reason}); check the spelling" + (
+                    "" if answers else ", or the network: without one give a folder"
+                )
             raise UserError(f"path: {path} {text}") from error

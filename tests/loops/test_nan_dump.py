@@ -106,7 +106,7 @@ def test_a_policy_weight_that_breaks_is_found_while_sampling(tmp_path):
     with pytest.raises(NonFiniteError, match=r"First not finite: weight lm\.transformer\.wpe\.weight \(2 of"):
         stage.fit()
     dump = load(tmp_path)
-    assert dump["pass"].find(dump["model"]) == dump["first"] and len(dump["pass"].prompts) == 8
+    assert dump["pass"].find(dump["model"]) == dump["first"] and len(dump["pass"].request) == 8
 
 
 def test_a_critic_weight_that_breaks_is_found_in_its_step(tmp_path):
