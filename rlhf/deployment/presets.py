@@ -281,8 +281,8 @@ class MultiNode(_Preset):
         require(at_least=1, nodes=self.nodes, devices=self.devices)
         if self.devices is None and distributed.launched() % self.nodes:
             raise UserError(
-                f"nodes: {self.nodes}, but the number of processes launched is {distributed.launched()}, which they do not "
-                "divide; launch as many on each, or set how many devices each has (devices)"
+                f"nodes: {self.nodes}, but the number of processes launched is {distributed.launched()}, which they "
+                "do not divide; launch as many on each, or set how many devices each has (devices)"
             )
 
     @property

@@ -91,8 +91,8 @@ def test_settings_are_checked_and_changed(session):
         ("/set temperature", "/set: write /set NAME VALUE. Now: temperature 0.7"),
         (
             "/set",
-            "/set: write /set NAME VALUE. Now: temperature 0.7; top_k 5; top_p null; min_p null; repetition_penalty 1.0; "
-            "greedy true",
+            "/set: write /set NAME VALUE. Now: temperature 0.7; top_k 5; top_p null; min_p null; "
+            "repetition_penalty 1.0; greedy true",
         ),
         ("/set top_k x", "/set top_k: 'x' is not a whole number or null"),
         ("/set greedy x", "/set greedy: 'x' is not true or false"),

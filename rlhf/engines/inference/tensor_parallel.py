@@ -105,8 +105,8 @@ class LiveTensorParallel(LiveInference):
         least, limit = blocks_needed(request, BLOCK)[0], self._most_blocks()
         if limit is not None and least > limit:
             raise UserError(
-                f"engine.inference.cache_gib: {self.settings.cache_gib} holds {limit * BLOCK} positions, and one prompt "
-                f"with its response may need {least * BLOCK}; raise it, or lower max_new_tokens"
+                f"engine.inference.cache_gib: {self.settings.cache_gib} holds {limit * BLOCK} positions, and one "
+                f"prompt with its response may need {least * BLOCK}; raise it, or lower max_new_tokens"
             )
 
     @property
