@@ -275,6 +275,10 @@ class AdvantageEstimator(ABC):
     """Whether ``values`` must be there."""
     needs_groups: ClassVar[bool] = False
     """Whether more than one response per prompt must be there."""
+    needs_greedy: ClassVar[bool] = False
+    """Whether each prompt's greedy response must be sampled and scored too."""
+    needs_collision: ClassVar[bool] = False
+    """Whether ``collision`` must be there."""
 
     @abstractmethod
     def __call__(self, scored: Scored) -> Advantages:
@@ -287,9 +291,44 @@ class PolicyLoss(ABC):
     aggregation: Aggregation
     """How the per-token loss is reduced; a field of the subclasses. What "constant" divides by is the algorithm's."""
 
+    def prepare(self, batch: Batch) -> Batch:
+        """Called with the whole batch of an optimiser step before it is cut: the place for what depends on all of it.
+
+        What is found goes into ``selected``, which is cut with the rest.
+        """
+        return batch
+
     @abstractmethod
     def __call__(self, logprobs: Tensor, batch: Batch) -> Tensor:
         """Loss per token [B, T], to be minimised, 0 on masked slots."""
+
+
+class SamplerCorrection(ABC):
+    """What to do where the sampler's probabilities are not the trainer's: a weight of each token's policy loss."""
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> Tensor:
+        """Weights [B, T] without gradient, from ``old_logprobs`` and ``rollout_logprobs``; 0 on masked slots."""
+
+
+class RolloutFilter(ABC):
+    """Which of the sampled responses an iteration learns from."""
+
+    def attempts(self) -> int:
+        """How often prompts are drawn at most until the kept responses fill an iteration."""
+        return 1
+
+    def kept(self, responses: int, group: int) -> int:
+        """How many of so many responses, ``group`` to a prompt, an iteration learns from."""
+        return responses
+
+    def check(self, group: int) -> str | None:
+        """Why it cannot be used with ``group`` responses to a prompt; None where it can."""
+        return None
+
+    @abstractmethod
+    def __call__(self, scores: Tensor, groups: Tensor) -> Tensor:
+        """[B] bool, True for the responses to keep, from their scores [B] and groups [B]."""
 
 
 class LiveController(Stateful, ABC):
@@ -306,7 +345,8 @@ class KLController(ABC):
     """The weight of the KL penalty over time."""
 
     @abstractmethod
-    def build(self) -> LiveController: ...
+    def build(self, *, iterations: int) -> LiveController:
+        """The coefficient before the first of so many iterations."""
 
 
 class LiveAverage(Stateful, ABC):
@@ -750,6 +790,8 @@ __all__ = [
     "Policy",
     "PolicyLoss",
     "RewardModel",
+    "RolloutFilter",
+    "SamplerCorrection",
     "Schedule",
     "Scorer",
     "Source",

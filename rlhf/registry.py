@@ -137,6 +137,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "reward-models": Registry(interfaces.RewardModel),
     "advantage-estimators": Registry(interfaces.AdvantageEstimator),
     "policy-losses": Registry(interfaces.PolicyLoss),
+    "sampler-corrections": Registry(interfaces.SamplerCorrection),
+    "rollout-filters": Registry(interfaces.RolloutFilter),
     "kl-controllers": Registry(interfaces.KLController),
     "weight-averages": Registry(interfaces.WeightAverage),
     "objectives": Registry(interfaces.Objective),

@@ -202,6 +202,10 @@ class Scored:
         bootstrap: [B] value after the last token where a response was cut, 0 where it ended; None without a critic.
         mask: [B, T] bool.
         groups: [B] int64.
+        greedy: [B] score of the greedy response to the same prompt; None unless the estimator ``needs_greedy``.
+        old_logprobs: [B, T] the trainer's log-probabilities before the update; None where nobody wrote them.
+        collision: [B, T] Σ_v π(v)² of the distribution each token was drawn from; None unless the estimator
+            ``needs_collision``.
     """
 
     rewards: Tensor
@@ -210,6 +214,9 @@ class Scored:
     bootstrap: Tensor | None
     mask: Tensor
     groups: Tensor
+    greedy: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    collision: Tensor | None = None
 
 
 class Advantages(NamedTuple):
@@ -318,6 +325,9 @@ class Batch(Selectable):
         advantages: [B, T].
         returns: [B, T] the critic's target; None without a critic.
         values: [B, T] the critic's values before the update; None without a critic.
+        scores: [B] score of the whole response, as in :class:`Scored`.
+        selected: [B, T] bool, tokens that a policy loss treats otherwise; written by its ``prepare``.
+        ref_distribution: [B, T, V] log-probabilities of all tokens under the reference; None unless the KL is exact.
     """
 
     rollout_logprobs: Tensor
@@ -326,6 +336,9 @@ class Batch(Selectable):
     advantages: Tensor
     returns: Tensor | None
     values: Tensor | None
+    scores: Tensor | None = None
+    selected: Tensor | None = None
+    ref_distribution: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -349,17 +362,21 @@ class Experience:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model answers at response positions: never logits. Fields not asked for are None.
+    """What a model answers at response positions. Fields not asked for are None.
 
     Attributes:
         logprobs: [B, T] log-probability of each response token, at the temperature asked for.
         entropy: [B, T] entropy in nats of the distribution each token was drawn from.
+        collision: [B, T] Σ_v π(v)², the probability that two draws from that distribution agree.
+        distribution: [B, T, V] log-probabilities of all tokens: memory for the whole vocabulary, for an exact KL only.
         values: [B, T] value of the state before token t.
         scores: [B] the head read at the last real token: a reward model's score, or a critic's value after the end.
     """
 
     logprobs: Tensor | None = None
     entropy: Tensor | None = None
+    collision: Tensor | None = None
+    distribution: Tensor | None = None
     values: Tensor | None = None
     scores: Tensor | None = None
 

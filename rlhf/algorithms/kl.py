@@ -39,7 +39,7 @@ class Fixed(KLController):
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef)
 
-    def build(self) -> LiveController:
+    def build(self, *, iterations: int) -> LiveController:
         return _FixedCoefficient(self.coef)
 
 
@@ -78,7 +78,7 @@ class Adaptive(KLController):
         if self.target <= 0 or self.horizon <= 0:
             raise UserError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
 
-    def build(self) -> LiveController:
+    def build(self, *, iterations: int) -> LiveController:
         return _AdaptiveCoefficient(self)
 
 

@@ -35,12 +35,12 @@ def join_outputs(whole: Selectable, names: Sequence[str], parts: Sequence[Mappin
     Args:
         whole: The batch.
         names: Fields of :class:`Outputs`.
-        parts: Of each process what it answered on its rows, [b] or [b, t]; empty where it had none.
+        parts: Of each process what it answered on its rows, [b] or [b, t, …]; empty where it had none.
     """
     width, joined = whole.sequences.response_width, {}
     for name in names:
         values = [part[name] for part in parts if name in part]
-        if values[0].ndim == 2:
-            values = [nn.functional.pad(value, (0, width - value.shape[1])) for value in values]
+        if (further := values[0].ndim - 2) >= 0:
+            values = [nn.functional.pad(value, (0, 0) * further + (0, width - value.shape[1])) for value in values]
         joined[name] = torch.cat(values).to(whole.mask.device)
     return Outputs(**joined)

@@ -76,7 +76,9 @@ class OnlineTrainer:
             self.scorer = algorithm.reward.build(algorithm.engine, self.tokenizer)
         normalization = algorithm.score_normalization
         self.normalization = None if normalization is None else normalization.build()
-        self.controller = None if algorithm.kl is None else algorithm.kl.controller.build()
+        self.controller = (
+            None if algorithm.kl is None else algorithm.kl.controller.build(iterations=algorithm.iterations)
+        )
         self.average = None if algorithm.averaging is None else algorithm.averaging.build(self.policy.master())
         self.data = algorithm.data.prepare(self.tokenizer, form="prompt", phase=phase, cache_dir=context.cache_dir)
         self.stream = self._stream("order")
@@ -387,10 +389,10 @@ def _trunk_detached(policy: LiveEngine) -> Iterator[None]:
 
 
 def _joined(parts: list[Tensor], mask: Tensor) -> Tensor:
-    """Micro-batches [b] to [B], or [b, t] of different widths to [B, T] with zeros where they were cut."""
+    """Micro-batches [b] to [B], or [b, t, …] of different widths to [B, T, …] with zeros where they were cut."""
     if parts[0].ndim == 1:
         return torch.cat(parts)
-    joined, row = parts[0].new_zeros(mask.shape), 0
+    joined, row = parts[0].new_zeros(*mask.shape, *parts[0].shape[2:]), 0
     for part in parts:
         joined[row : row + len(part), : part.shape[1]] = part
         row += len(part)

@@ -27,6 +27,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _of_all(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function of logits, called with the tokens that were drawn too."""
+    return lambda logits, tokens, *, temperature: function(logits, temperature=temperature)
+
+
+OF_THE_VOCABULARY: dict[str, Callable[..., Tensor]] = {
+    "logprobs": functional.token_logprobs,
+    "entropy": _of_all(functional.entropy),
+    "collision": _of_all(functional.collision),
+    "distribution": _of_all(functional.log_softmax),
+}
+"""Fields of :class:`Outputs` that are read off the logits, from [1, N, V] logits and [1, N] tokens."""
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """New weights depend on ``seed`` only, and the caller's random numbers go on as if nothing had been drawn."""
@@ -95,41 +109,43 @@ class PolicyModel(nn.Module):
         Raises:
             ValueError: a field that this model cannot answer, or inputs it cannot read.
         """
-        _check_want(self, want, ("logprobs", "entropy", *(("values", "scores") if self.head is not None else ())))
+        _check_want(self, want, (*OF_THE_VOCABULARY, *(("values", "scores") if self.head is not None else ())))
         mask = _slots(sequences, mask)
         index = mask.flatten().nonzero().squeeze(1)
-        distribution, reads_head = {"logprobs", "entropy"} & set(want), {"values", "scores"} & set(want)
+        fields, reads_head = [name for name in OF_THE_VOCABULARY if name in want], {"values", "scores"} & set(want)
         answers: dict[str, Tensor] = {}
         hidden = None
         if reads_head or self.split_head:
             hidden = run_trunk(self.lm.base_model, sequences)
-        if distribution:
+        if fields:
             if hidden is not None and self.split_head:
                 rows, head = _before(hidden, sequences)[index], self._logits
             else:
                 rows, head = _before(run_whole(self.lm, sequences), sequences)[index], _identity
-            found = self._in_chunks(head, rows, sequences.response_ids.flatten()[index], temperature, "entropy" in want)
-            names = ("logprobs", "entropy")[: len(found)]
-            answers = {name: _scatter(value, index, mask) for name, value in zip(names, found, strict=True)}
+            found = self._in_chunks(head, rows, sequences.response_ids.flatten()[index], temperature, fields)
+            answers = {name: _scatter(value, index, mask) for name, value in zip(fields, found, strict=True)}
         if reads_head and hidden is not None and self.head is not None:
             hidden = hidden.detach() if self.detach_trunk else hidden
             answers |= _read_head(self.head, hidden, sequences, mask, want)
-        return Outputs(**{name: value for name, value in answers.items() if name in want})
+        return Outputs(**answers)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return apply_head(self.lm, hidden)
 
     def _in_chunks(
-        self, head: Callable[[Tensor], Tensor], rows: Tensor, tokens: Tensor, temperature: float, entropy: bool
+        self,
+        head: Callable[[Tensor], Tensor],
+        rows: Tensor,
+        tokens: Tensor,
+        temperature: float,
+        fields: Sequence[str],
     ) -> list[Tensor]:
-        """[N] log-probabilities, and entropies where asked for, of N rows of hidden states (or logits)."""
+        """The fields, each [N] or [N, V], of N rows of hidden states (or logits)."""
 
         def answer(rows: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
             logits = head(rows).unsqueeze(0)
-            logprobs = functional.token_logprobs(logits, tokens.unsqueeze(0), temperature=temperature).squeeze(0)
-            if not entropy:
-                return (logprobs,)
-            return logprobs, functional.entropy(logits, temperature=temperature).squeeze(0)
+            read = OF_THE_VOCABULARY
+            return tuple(read[name](logits, tokens.unsqueeze(0), temperature=temperature).squeeze(0) for name in fields)
 
         size = max(1, self.chunk_elements // self.lm.config.get_text_config().vocab_size)
         if len(rows) <= size:  # once even without a row, so that the head takes part in every pass on every rank
@@ -238,8 +254,9 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _scatter(values: Tensor, index: Tensor, mask: Tensor) -> Tensor:
-    """Puts [N] values in their slots of [B, T], among exact zeros."""
-    return values.new_zeros(mask.numel()).index_put((index,), values).view(mask.shape)
+    """Puts [N] or [N, V] values in their slots of [B, T] or [B, T, V], among exact zeros."""
+    further = values.shape[1:]
+    return values.new_zeros(mask.numel(), *further).index_put((index,), values).view(*mask.shape, *further)
 
 
 def _read_head(

@@ -8,12 +8,12 @@ from rlhf.algorithms.kl import KL, Adaptive, Fixed
 
 def test_adaptive_coefficient_and_its_state():  # case F3
     settings = Adaptive(coef=0.2, target=6.0, horizon=10_000, clip=0.2)
-    live = settings.build()
+    live = settings.build(iterations=1)
     live.update(12, 256)  # 0.2 · (1 + 0.2 · 256 / 10 000)
     assert live.coef == pytest.approx(0.201024, abs=1e-6)
     live.update(12, 256)
     assert live.coef == pytest.approx(0.202053, abs=1e-6)
-    resumed = settings.build()
+    resumed = settings.build(iterations=1)
     resumed.load_state_dict(live.state_dict())
     for controller in (live, resumed):
         controller.update(3, 256)
@@ -21,10 +21,10 @@ def test_adaptive_coefficient_and_its_state():  # case F3
 
 
 def test_fixed_coefficient_stays():
-    live = Fixed(coef=0.3).build()
+    live = Fixed(coef=0.3).build(iterations=1)
     live.update(100, 1000)
     assert live.coef == 0.3
-    other = Fixed(coef=0.1).build()
+    other = Fixed(coef=0.1).build(iterations=1)
     other.load_state_dict(live.state_dict())
     assert other.coef == 0.3
 

@@ -126,6 +126,21 @@ def test_entropy_is_of_the_tempered_distribution_and_only_when_wanted():
     assert outputs.values is None
 
 
+def test_collision_and_distribution_are_of_the_tempered_distribution():
+    lm = language_model("llama")
+    batch = sequences(ROWS, 2)
+    p = (lm(input_ids=batch.ids).logits[:, 1:-1] / 0.7).softmax(-1)
+    policy, want = PolicyModel(lm), ("distribution", "collision", "logprobs")
+    outputs = policy(batch, temperature=0.7, want=want)
+    torch.testing.assert_close(outputs.collision, p.square().sum(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs.distribution, p.log(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs.logprobs, p.log().gather(-1, batch.response_ids[..., None])[..., 0])
+    policy.chunk_elements = 1
+    in_chunks = policy(batch, temperature=0.7, want=want)
+    torch.testing.assert_close(in_chunks.distribution, outputs.distribution)
+    assert outputs.entropy is None
+
+
 def test_a_mask_limits_values_and_gradients_to_its_slots():
     policy = PolicyModel(language_model("gpt2", dtype=torch.float64))
     batch = sequences(ROWS, 2)
@@ -208,7 +223,7 @@ def test_detach_trunk_stops_the_heads_gradient(detach):
 
 def test_fields_a_model_cannot_answer_are_refused():
     batch = sequences(ROWS, 2)
-    with pytest.raises(ValueError, match="PolicyModel answers logprobs, entropy, not values"):
+    with pytest.raises(ValueError, match="PolicyModel answers logprobs, entropy, collision, distribution, not values"):
         PolicyModel(language_model("gpt2"))(batch, want=("values",))
     with pytest.raises(ValueError, match="ValueModel answers values, scores, not logprobs"):
         value_model("gpt2")(batch, want=("logprobs",))

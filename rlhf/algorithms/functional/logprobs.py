@@ -63,6 +63,27 @@ def entropy(logits: Tensor, *, temperature: float = 1.0, mask: Tensor | None = N
     return keep(-(p * logp.masked_fill(p == 0, 0.0)).sum(-1), mask)
 
 
+def collision(logits: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """Probability that two draws from the tempered softmax agree.
+
+    C = Σ_v p_v². With the sampled token's p it gives the squared norm of the log-probability's gradient by the logits:
+    ‖∇_z log π(a)‖² = 1 − 2 p_a + Σ_v p_v² (at τ = 1).
+
+    Args:
+        logits: [B, T, V] scores of the next token, any floating dtype.
+        temperature: τ > 0, as in `token_logprobs`.
+        mask: [B, T] bool; where False the logits may hold anything and the result is 0.
+
+    Returns:
+        [B, T], between 1 / V and 1.
+
+    Raises:
+        ValueError: shapes differ or the temperature is not positive.
+    """
+    check_dims("B T V", logits=logits)
+    return keep(_scaled(logits, temperature, mask).softmax(-1).square().sum(-1), mask)
+
+
 def log_softmax(logits: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """The whole log-distribution in fp32: log π(v) = z_v / τ − log Σ_u exp(z_u / τ).
 

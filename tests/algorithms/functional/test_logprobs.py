@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from jaxtyping import Float, Float32, Int, jaxtyped
 from torch import Tensor
 
-from rlhf.algorithms.functional.logprobs import entropy, log_softmax, token_logprobs
+from rlhf.algorithms.functional.logprobs import collision, entropy, log_softmax, token_logprobs
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,6 +46,22 @@ def test_entropy_by_hand():
 def test_entropy_of_a_uniform_and_of_a_certain_distribution():
     close(entropy(torch.full((1, 1, 50), 7.0)), [[math.log(50)]])
     close(entropy(torch.tensor([[[1000.0, 0.0, 0.0]]])), [[0.0]])
+
+
+def test_collision_by_hand():
+    # (1/2)² + 2 · (1/4)² = 0.375; τ = ½ gives 2/3, 1/6, 1/6: 4/9 + 2/36 = 0.5
+    close(collision(QUARTERS), [[0.375]])
+    close(collision(QUARTERS, temperature=0.5), [[0.5]])
+    close(collision(torch.tensor([[[1000.0, 0.0, 0.0]]])), [[1.0]])
+    close(collision(QUARTERS, mask=torch.tensor([[False]])), [[0.0]])
+
+
+def test_collision_gives_the_norm_of_the_gradient():
+    logits = torch.randn(1, 1, 7, dtype=torch.float64, requires_grad=True)
+    logprob = token_logprobs(logits, torch.tensor([[3]]))
+    (slope,) = torch.autograd.grad(logprob.sum(), logits)
+    expected = 1 - 2 * logprob.exp() + collision(logits)
+    torch.testing.assert_close(slope.square().sum(-1), expected)
 
 
 def test_a_masked_vocabulary():
