@@ -19,16 +19,36 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         Returns as Returns,
     )
     from rlhf.algorithms.averaging import EMA as EMA
+    from rlhf.algorithms.cispo import CISPO as CISPO
+    from rlhf.algorithms.constraints import Constraint as Constraint
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
+    from rlhf.algorithms.distillation import OnPolicyDistillation as OnPolicyDistillation
+    from rlhf.algorithms.filters import (
+        BestOfGroup as BestOfGroup,
+        InformativeGroups as InformativeGroups,
+        ScoresAbove as ScoresAbove,
+    )
+    from rlhf.algorithms.gmpo import GMPO as GMPO
+    from rlhf.algorithms.grpo import DAPO as DAPO, GRPO as GRPO, DrGRPO as DrGRPO
+    from rlhf.algorithms.gspo import GSPO as GSPO
     from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
+    from rlhf.algorithms.lagrangian import PPOLagrangian as PPOLagrangian
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
-    from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
+    from rlhf.algorithms.objectives import Entropy as Entropy, Imitation as Imitation, Mixture as Mixture
     from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
     from rlhf.algorithms.policy_losses import Clip as Clip
     from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
+    from rlhf.algorithms.reinforce_plus_plus import (
+        ReinforcePlusPlus as ReinforcePlusPlus,
+        ReinforcePlusPlusBaseline as ReinforcePlusPlusBaseline,
+    )
+    from rlhf.algorithms.rejection_sampling import RejectionSampling as RejectionSampling
+    from rlhf.algorithms.remax import ReMax as ReMax
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
+    from rlhf.algorithms.rloo import RLOO as RLOO
     from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
     from rlhf.algorithms.sft import SFT as SFT
+    from rlhf.algorithms.vapo import VAPO as VAPO
     from rlhf.data.blenders import (
         Concatenate as Concatenate,
         Curriculum as Curriculum,
@@ -60,6 +80,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         ExactMatchReward as ExactMatchReward,
         FunctionReward as FunctionReward,
         LengthPenalty as LengthPenalty,
+        NoReward as NoReward,
         OverlongPenalty as OverlongPenalty,
         RegexReward as RegexReward,
         RemoteReward as RemoteReward,
@@ -71,16 +92,29 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
 _MODULES = {
     "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
     "rlhf.algorithms.averaging": ["EMA"],
+    "rlhf.algorithms.cispo": ["CISPO"],
+    "rlhf.algorithms.constraints": ["Constraint"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
+    "rlhf.algorithms.distillation": ["OnPolicyDistillation"],
+    "rlhf.algorithms.filters": ["BestOfGroup", "InformativeGroups", "ScoresAbove"],
+    "rlhf.algorithms.gmpo": ["GMPO"],
+    "rlhf.algorithms.grpo": ["DAPO", "DrGRPO", "GRPO"],
+    "rlhf.algorithms.gspo": ["GSPO"],
     "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
+    "rlhf.algorithms.lagrangian": ["PPOLagrangian"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
-    "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
+    "rlhf.algorithms.objectives": ["Entropy", "Imitation", "Mixture"],
     "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
     "rlhf.algorithms.policy_losses": ["Clip"],
     "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
+    "rlhf.algorithms.reinforce_plus_plus": ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"],
+    "rlhf.algorithms.rejection_sampling": ["RejectionSampling"],
+    "rlhf.algorithms.remax": ["ReMax"],
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
+    "rlhf.algorithms.rloo": ["RLOO"],
     "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
     "rlhf.algorithms.sft": ["SFT"],
+    "rlhf.algorithms.vapo": ["VAPO"],
     "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],
     "rlhf.data.dataset": ["Data"],
     "rlhf.data.rated": ["RatedTexts"],
@@ -105,6 +139,7 @@ _MODULES = {
         "ExactMatchReward",
         "FunctionReward",
         "LengthPenalty",
+        "NoReward",
         "OverlongPenalty",
         "RegexReward",
         "RemoteReward",
