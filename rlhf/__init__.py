@@ -14,17 +14,29 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.advantages import (
         GAE as GAE,
+        GreedyBaseline as GreedyBaseline,
         GroupNorm as GroupNorm,
         LeaveOneOut as LeaveOneOut,
+        OptimalTokenBaseline as OptimalTokenBaseline,
         Returns as Returns,
     )
     from rlhf.algorithms.averaging import EMA as EMA
+    from rlhf.algorithms.corrections import MaskedIS as MaskedIS, TruncatedIS as TruncatedIS
+    from rlhf.algorithms.covariance_losses import ClipCov as ClipCov, KLCov as KLCov
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
     from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
     from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
     from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
-    from rlhf.algorithms.policy_losses import Clip as Clip
+    from rlhf.algorithms.policy_losses import (
+        Clip as Clip,
+        DetachedClip as DetachedClip,
+        DualClip as DualClip,
+        GeometricMean as GeometricMean,
+        KLPenalty as KLPenalty,
+        PolicyGradient as PolicyGradient,
+        SequenceClip as SequenceClip,
+    )
     from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
     from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
@@ -69,14 +81,31 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     )
 
 _MODULES = {
-    "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
+    "rlhf.algorithms.advantages": [
+        "GAE",
+        "GreedyBaseline",
+        "GroupNorm",
+        "LeaveOneOut",
+        "OptimalTokenBaseline",
+        "Returns",
+    ],
     "rlhf.algorithms.averaging": ["EMA"],
+    "rlhf.algorithms.corrections": ["MaskedIS", "TruncatedIS"],
+    "rlhf.algorithms.covariance_losses": ["ClipCov", "KLCov"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
     "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
     "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
     "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
-    "rlhf.algorithms.policy_losses": ["Clip"],
+    "rlhf.algorithms.policy_losses": [
+        "Clip",
+        "DetachedClip",
+        "DualClip",
+        "GeometricMean",
+        "KLPenalty",
+        "PolicyGradient",
+        "SequenceClip",
+    ],
     "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
     "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
