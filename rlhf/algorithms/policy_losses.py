@@ -57,7 +57,7 @@ class Clip(PolicyLoss):
 class DualClip(Clip):
     """PPO's clipped surrogate, bounded for negative advantages too.
 
-    L_t = min(Clip's L_t, c |A_t|) where A_t < 0: a bad token that has become much likelier does not outweigh all others.
+    L_t = min(Clip's L_t, c |A_t|) where A_t < 0: a bad token that has become far likelier does not outweigh all others.
     Source: arXiv:1912.09729, eq. 5.
 
     Args:
