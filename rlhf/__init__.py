@@ -14,13 +14,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.advantages import (
         GAE as GAE,
+        GreedyBaseline as GreedyBaseline,
         GroupNorm as GroupNorm,
         LeaveOneOut as LeaveOneOut,
+        Ones as Ones,
+        OptimalTokenBaseline as OptimalTokenBaseline,
         Returns as Returns,
     )
     from rlhf.algorithms.averaging import EMA as EMA
     from rlhf.algorithms.cispo import CISPO as CISPO
     from rlhf.algorithms.constraints import Constraint as Constraint
+    from rlhf.algorithms.corrections import MaskedIS as MaskedIS, TruncatedIS as TruncatedIS
+    from rlhf.algorithms.covariance_losses import ClipCov as ClipCov, KLCov as KLCov
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
     from rlhf.algorithms.distillation import OnPolicyDistillation as OnPolicyDistillation
     from rlhf.algorithms.filters import (
@@ -36,7 +41,15 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
     from rlhf.algorithms.objectives import Entropy as Entropy, Imitation as Imitation, Mixture as Mixture
     from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
-    from rlhf.algorithms.policy_losses import Clip as Clip
+    from rlhf.algorithms.policy_losses import (
+        Clip as Clip,
+        DetachedClip as DetachedClip,
+        DualClip as DualClip,
+        GeometricMean as GeometricMean,
+        KLPenalty as KLPenalty,
+        PolicyGradient as PolicyGradient,
+        SequenceClip as SequenceClip,
+    )
     from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
     from rlhf.algorithms.reinforce_plus_plus import (
         ReinforcePlusPlus as ReinforcePlusPlus,
@@ -90,10 +103,20 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     )
 
 _MODULES = {
-    "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
+    "rlhf.algorithms.advantages": [
+        "GAE",
+        "GreedyBaseline",
+        "GroupNorm",
+        "LeaveOneOut",
+        "Ones",
+        "OptimalTokenBaseline",
+        "Returns",
+    ],
     "rlhf.algorithms.averaging": ["EMA"],
     "rlhf.algorithms.cispo": ["CISPO"],
     "rlhf.algorithms.constraints": ["Constraint"],
+    "rlhf.algorithms.corrections": ["MaskedIS", "TruncatedIS"],
+    "rlhf.algorithms.covariance_losses": ["ClipCov", "KLCov"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
     "rlhf.algorithms.distillation": ["OnPolicyDistillation"],
     "rlhf.algorithms.filters": ["BestOfGroup", "InformativeGroups", "ScoresAbove"],
@@ -105,7 +128,15 @@ _MODULES = {
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
     "rlhf.algorithms.objectives": ["Entropy", "Imitation", "Mixture"],
     "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
-    "rlhf.algorithms.policy_losses": ["Clip"],
+    "rlhf.algorithms.policy_losses": [
+        "Clip",
+        "DetachedClip",
+        "DualClip",
+        "GeometricMean",
+        "KLPenalty",
+        "PolicyGradient",
+        "SequenceClip",
+    ],
     "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
     "rlhf.algorithms.reinforce_plus_plus": ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"],
     "rlhf.algorithms.rejection_sampling": ["RejectionSampling"],

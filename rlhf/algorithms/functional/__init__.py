@@ -10,6 +10,30 @@ Rules that hold in every module:
 Shape letters: B batch, T response tokens, V vocabulary.
 """
 
-from rlhf.algorithms.functional import advantages, kl, logprobs, losses, masking, rewards, statistics
+from rlhf.algorithms.functional import (
+    advantages,
+    baselines,
+    corrections,
+    kl,
+    logprobs,
+    losses,
+    masking,
+    policy_losses,
+    rewards,
+    selection,
+    statistics,
+)
 
-__all__ = ["advantages", "kl", "logprobs", "losses", "masking", "rewards", "statistics"]
+__all__ = [
+    "advantages",
+    "baselines",
+    "corrections",
+    "kl",
+    "logprobs",
+    "losses",
+    "masking",
+    "policy_losses",
+    "rewards",
+    "selection",
+    "statistics",
+]
