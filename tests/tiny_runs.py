@@ -18,7 +18,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlhf.algorithms.critics import OwnTrunk
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.ppo import PPO
 from rlhf.algorithms.reward_modelling import RewardModelling
@@ -124,8 +123,10 @@ def ppo(kind: type[PPO] = PPO, **settings: Any) -> PPO:
     return kind(**{**usual, **settings})
 
 
-def learning_curve(directory: Path, seed: int, kind: type[PPO] = PPO, **settings: Any) -> list[float]:
-    """An algorithm on the number of letters: the mean reward of each iteration."""
+def learning_curve(
+    directory: Path, seed: int, kind: type[PPO] = PPO, *, figure: str = "reward/score", **settings: Any
+) -> list[float]:
+    """An algorithm on the number of letters: a figure of each iteration, such as the mean reward."""
     usual = {
         "policy": policy(width=32, std=0.1),
         "optimizer": AdamW(lr=5e-3),
@@ -136,9 +137,7 @@ def learning_curve(directory: Path, seed: int, kind: type[PPO] = PPO, **settings
         "score_clip": None,
     }
     trainer = OnlineTrainer(ppo(kind, **{**usual, **settings}), context(directory, seed=seed))
-    return [
-        trainer.train_rlhf(trainer.generate_experience())["reward/score"] for _ in range(trainer.algorithm.iterations)
-    ]
+    return [trainer.train_rlhf(trainer.generate_experience())[figure] for _ in range(trainer.algorithm.iterations)]
 
 
 def gain(directory: Path, seed: int, kind: type[PPO] = PPO, **settings: Any) -> float:

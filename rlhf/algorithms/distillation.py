@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf.algorithms.advantages import Returns
 from rlhf.algorithms.kl import KL, Fixed
@@ -25,7 +25,7 @@ class OnPolicyDistillation(PPO):
         reward: What counts besides: nothing by default.
     """
 
-    reference: Policy
+    reference: Policy = field()  # no default, where PPO has one
     reward: RewardModel = NoReward()
     critic: Critic | None = None
     advantage: AdvantageEstimator = Returns(gamma=0.0, whiten=False)
