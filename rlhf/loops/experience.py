@@ -181,13 +181,14 @@ class Collector:
         return Judged(rollout, scores, raw), tally
 
     def _greedy_scores(self, rollout: Rollout) -> Tensor:
-        """[B] score of the greedy response to each one's prompt."""
+        """[B] score of the greedy response to each one's prompt, clipped as the rewards are."""
         _, number = torch.unique(rollout.groups, return_inverse=True)
         first = [int((number == group).nonzero()[0]) for group in range(int(number.max()) + 1)]
         sampling = dataclasses.replace(self.algorithm.sampling, greedy=True)
         greedy = self.sample(rollout.prompts.select(first), seed=self.context.seed_for("greedy"), sampling=sampling)
         scores, _, _ = self.score(greedy)
-        return per_response(scores, greedy.mask)[number]
+        rewards = self.algorithm.rewards(scores, greedy.rollout_logprobs, None, greedy.mask, kl_coef=0.0)
+        return rewards.sum(1)[number]
 
     def _measure_scores(self) -> None:
         """Mean and deviation of the starting policy's scores, once, where the settings ask for them."""

@@ -139,6 +139,8 @@ def test_greedy_responses_are_scored_once_for_a_group(tmp_path):
     alone = run.sample(experience.rollout.prompts.select([4]), seed=99, sampling=sampling)
     scores, _, _ = run.score(alone)
     torch.testing.assert_close(greedy[4:], scores.expand(4))
+    clipped = trainer(tmp_path, **{**GROUPED, "advantage": AgainstGreedy()}, score_clip=0.5).generate_experience()
+    assert clipped.scored.greedy is not None and clipped.scored.greedy.abs().max() <= 0.5 < greedy.abs().max()
     assert run.responses == 8  # greedy responses do not move the counter of the sampled ones
 
 
