@@ -18,9 +18,15 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         LeaveOneOut as LeaveOneOut,
         Returns as Returns,
     )
-    from rlhf.algorithms.averaging import EMA as EMA
+    from rlhf.algorithms.averaging import EMA as EMA, SWA as SWA, Polyak as Polyak
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
-    from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
+    from rlhf.algorithms.kl import (
+        KL as KL,
+        Adaptive as Adaptive,
+        Budget as Budget,
+        Fixed as Fixed,
+        Schedule as Schedule,
+    )
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
     from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
     from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
@@ -70,9 +76,9 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
 
 _MODULES = {
     "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
-    "rlhf.algorithms.averaging": ["EMA"],
+    "rlhf.algorithms.averaging": ["EMA", "Polyak", "SWA"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
-    "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
+    "rlhf.algorithms.kl": ["Adaptive", "Budget", "Fixed", "KL", "Schedule"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
     "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
     "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
