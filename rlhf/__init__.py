@@ -45,7 +45,13 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     )
     from rlhf.data.dataset import Data as Data
     from rlhf.data.rated import RatedTexts as RatedTexts
+    from rlhf.data.reasoning import ReasoningGym as ReasoningGym
     from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
+    from rlhf.data.tasks import (
+        Arithmetic as Arithmetic,
+        IncreasingNumbers as IncreasingNumbers,
+        ReverseText as ReverseText,
+    )
     from rlhf.data.templates import Chat as Chat, Plain as Plain
     from rlhf.data.trees import MessageTrees as MessageTrees
     from rlhf.deployment.presets import MultiNode as MultiNode, SingleGPU as SingleGPU, SingleNode as SingleNode
@@ -67,6 +73,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         FunctionReward as FunctionReward,
         LengthPenalty as LengthPenalty,
         OverlongPenalty as OverlongPenalty,
+        ReasoningGymReward as ReasoningGymReward,
         RegexReward as RegexReward,
         RemoteReward as RemoteReward,
         ScalarReward as ScalarReward,
@@ -90,7 +97,9 @@ _MODULES = {
     "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],
     "rlhf.data.dataset": ["Data"],
     "rlhf.data.rated": ["RatedTexts"],
+    "rlhf.data.reasoning": ["ReasoningGym"],
     "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],
+    "rlhf.data.tasks": ["Arithmetic", "IncreasingNumbers", "ReverseText"],
     "rlhf.data.templates": ["Chat", "Plain"],
     "rlhf.data.trees": ["MessageTrees"],
     "rlhf.deployment.presets": ["MultiNode", "SingleGPU", "SingleNode"],
@@ -112,6 +121,7 @@ _MODULES = {
         "FunctionReward",
         "LengthPenalty",
         "OverlongPenalty",
+        "ReasoningGymReward",
         "RegexReward",
         "RemoteReward",
         "ScalarReward",
