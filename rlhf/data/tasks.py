@@ -227,7 +227,7 @@ class Arithmetic(Task):
 
     def row(self, rng: random.Random, wrong: bool) -> dict[str, Any]:
         numbers = [rng.randrange(10 ** rng.randint(1, self.digits)) for _ in range(self.terms)]
-        operators = [rng.choice(self.operators) for _ in numbers[1:]]
+        operators: list[Operator] = [rng.choice(self.operators) for _ in numbers[1:]]
         answer = _worked_out(numbers, operators)
         text = "".join(f"{operator}{number}" for operator, number in zip(["", *operators], numbers, strict=True))
         response = _another(rng, answer) if wrong else answer

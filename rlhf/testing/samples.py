@@ -141,7 +141,7 @@ def rollout(texts: Sequence[str], columns: Mapping[str, Sequence[Any]] | None = 
         pads: Columns on the right that are padding in all rows.
     """
     known = tokenizer()
-    end, pad = known.convert_tokens_to_ids([known.eos_token, known.pad_token])
+    end, pad = known.eos_token_id, known.pad_token_id
     rows = [[*known(text, add_special_tokens=False)["input_ids"], end] for text in texts]
     mask = torch.nn.functional.pad(response_mask([len(row) for row in rows]), (0, pads))
     width = mask.shape[1]
