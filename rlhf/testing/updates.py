@@ -64,14 +64,13 @@ def _alike(contract: Contract, found: Advantages, expected: Advantages, mask: Te
         contract.same(found.returns.where(mask, 0), expected.returns.where(mask, 0), f"{what}, the return")
 
 
-def _check_per_token(contract: Contract, call: Callable[[Tensor, Batch], Tensor], name: str, *, cut: bool) -> None:
+def _check_per_token(contract: Contract, call: Callable[[Tensor, Batch], Tensor], name: str) -> None:
     """What a number per token of a batch keeps to.
 
     Args:
         contract: Of the component.
         call: Its numbers [B, T] for log-probabilities and a whole batch.
         name: What the numbers are.
-        cut: Whether a micro-batch must give what the whole gives.
     """
     given = samples.batch()
     mask, width = given.mask, given.mask.shape[1]
@@ -98,11 +97,9 @@ def _check_per_token(contract: Contract, call: Callable[[Tensor, Batch], Tensor]
     single = given.select(torch.arange(len(mask)))
     alone = replace(single, mask=mask & (torch.arange(width) == 0), advantages=torch.zeros(mask.shape))
     contract.finite(of(logprobs, alone), f"with one token a response and advantages of 0, the {name} of")
-    if cut:
-        _check_cut(contract, call, logprobs, given, plain, name)
 
 
-def _check_cut(contract: Contract, call: Any, logprobs: Tensor, whole: Batch, plain: Tensor, name: str) -> None:
+def _check_cut(contract: Contract, call: Any, logprobs: Tensor, whole: Batch, plain: Tensor) -> None:
     for rows in (torch.arange(0, 3), torch.arange(3, 8), torch.tensor([1])):
         part = whole.select(rows)
         width = part.mask.shape[1]
@@ -122,11 +119,11 @@ def check_policy_loss(contract: Contract, loss: PolicyLoss) -> None:
     def prepared(logprobs: Tensor, batch: Batch) -> Tensor:
         return loss(logprobs, loss.prepare(batch))
 
-    _check_per_token(contract, prepared, "loss", cut=False)
+    _check_per_token(contract, prepared, "loss")
     whole = loss.prepare(samples.batch())
     mask, old = whole.mask, whole.old_logprobs
     near = old + 0.1 * whole.values  # pyright: ignore[reportOperatorIssue]
-    _check_cut(contract, loss, near, whole, loss(near, whole).detach(), "loss")
+    _check_cut(contract, loss, near, whole, loss(near, whole).detach())
     gradients = []
     for batch, filling in ((whole, 0.0), (samples.dirty(whole), samples.NAN), (samples.dirty(whole), float("inf"))):
         logprobs = old.masked_fill(~mask, filling).requires_grad_()
@@ -144,7 +141,7 @@ def check_policy_loss(contract: Contract, loss: PolicyLoss) -> None:
 
 def check_correction(contract: Contract, correction: SamplerCorrection) -> None:
     """See :func:`rlhf.testing.check_component`."""
-    _check_per_token(contract, lambda _, batch: correction(batch), "weight", cut=False)
+    _check_per_token(contract, lambda _, batch: correction(batch), "weight")
     batch = samples.batch()
     batch = replace(batch, old_logprobs=batch.old_logprobs.clone().requires_grad_())
     contract.holds(not correction(batch).requires_grad, "gradient: a weight is a constant; detach it")
