@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         OptimalTokenBaseline as OptimalTokenBaseline,
         Returns as Returns,
     )
-    from rlhf.algorithms.averaging import EMA as EMA
+    from rlhf.algorithms.averaging import EMA as EMA, SWA as SWA, Polyak as Polyak
     from rlhf.algorithms.cispo import CISPO as CISPO
     from rlhf.algorithms.constraints import Constraint as Constraint
     from rlhf.algorithms.corrections import MaskedIS as MaskedIS, TruncatedIS as TruncatedIS
@@ -36,7 +36,13 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.gmpo import GMPO as GMPO
     from rlhf.algorithms.grpo import DAPO as DAPO, GRPO as GRPO, DrGRPO as DrGRPO
     from rlhf.algorithms.gspo import GSPO as GSPO
-    from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
+    from rlhf.algorithms.kl import (
+        KL as KL,
+        Adaptive as Adaptive,
+        Budget as Budget,
+        Fixed as Fixed,
+        Schedule as Schedule,
+    )
     from rlhf.algorithms.lagrangian import PPOLagrangian as PPOLagrangian
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
     from rlhf.algorithms.objectives import Entropy as Entropy, Imitation as Imitation, Mixture as Mixture
@@ -72,7 +78,13 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     )
     from rlhf.data.dataset import Data as Data
     from rlhf.data.rated import RatedTexts as RatedTexts
+    from rlhf.data.reasoning import ReasoningGym as ReasoningGym
     from rlhf.data.sources import Files as Files, Generator as Generator, Hub as Hub, World as World
+    from rlhf.data.tasks import (
+        Arithmetic as Arithmetic,
+        IncreasingNumbers as IncreasingNumbers,
+        ReverseText as ReverseText,
+    )
     from rlhf.data.templates import Chat as Chat, Plain as Plain
     from rlhf.data.trees import MessageTrees as MessageTrees
     from rlhf.deployment.presets import MultiNode as MultiNode, SingleGPU as SingleGPU, SingleNode as SingleNode
@@ -95,6 +107,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         LengthPenalty as LengthPenalty,
         NoReward as NoReward,
         OverlongPenalty as OverlongPenalty,
+        ReasoningGymReward as ReasoningGymReward,
         RegexReward as RegexReward,
         RemoteReward as RemoteReward,
         ScalarReward as ScalarReward,
@@ -149,7 +162,9 @@ _MODULES = {
     "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],
     "rlhf.data.dataset": ["Data"],
     "rlhf.data.rated": ["RatedTexts"],
+    "rlhf.data.reasoning": ["ReasoningGym"],
     "rlhf.data.sources": ["Files", "Generator", "Hub", "World"],
+    "rlhf.data.tasks": ["Arithmetic", "IncreasingNumbers", "ReverseText"],
     "rlhf.data.templates": ["Chat", "Plain"],
     "rlhf.data.trees": ["MessageTrees"],
     "rlhf.deployment.presets": ["MultiNode", "SingleGPU", "SingleNode"],
@@ -172,6 +187,7 @@ _MODULES = {
         "LengthPenalty",
         "NoReward",
         "OverlongPenalty",
+        "ReasoningGymReward",
         "RegexReward",
         "RemoteReward",
         "ScalarReward",

@@ -51,6 +51,7 @@ ALLOWED = {
     "rlhf.components": [*SETTINGS, "rlhf.experiment", "rlhf.data.column_maps"],
     "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
+    "rlhf.testing": [*SETTINGS, "rlhf.testing", "rlhf.config", "rlhf.data", "rlhf.models"],
     "rlhf.run": [
         *SETTINGS,
         "rlhf.config",

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from rlhf import interfaces
 from rlhf.algorithms.functional import kl
+from rlhf.algorithms.schedules import LinearDecay
 from rlhf.errors import UserError, require
 from rlhf.interfaces import KLController, LiveController
 from rlhf.types import Batch, Outputs
@@ -81,6 +83,99 @@ class Adaptive(KLController):
 
     def build(self, *, iterations: int) -> LiveController:
         return _AdaptiveCoefficient(self)
+
+
+class _ScheduledCoefficient(LiveController):
+    def __init__(self, settings: Schedule, iterations: int) -> None:
+        self.settings, self.iterations = settings, iterations
+        self._reach(0)
+
+    def _reach(self, done: int) -> None:
+        self.done = done
+        self.coef = self.settings.coef * self.settings.shape.factor(done, self.iterations)
+
+    def update(self, observed: float, samples: int) -> None:
+        self._reach(self.done + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reach(state["done"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(KLController):
+    """A coefficient that follows a shape over the run, whatever is observed.
+
+    β_i = coef · shape(i, n) in iteration i = 0 … n − 1 of n. An iteration of which no step was made does not count.
+
+    Args:
+        coef: β where the shape is 1.
+        shape: Its factor over the iterations, as of a learning rate; its ``warmup`` counts iterations.
+    """
+
+    coef: float = 0.05
+    shape: interfaces.Schedule = LinearDecay()
+
+    def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef)
+
+    def build(self, *, iterations: int) -> LiveController:
+        return _ScheduledCoefficient(self, iterations)
+
+
+class _BudgetedCoefficient(LiveController):
+    def __init__(self, settings: Budget, iterations: int) -> None:
+        self.settings, self.iterations = settings, iterations
+        self.coef, self.done = settings.coef, 0
+
+    def update(self, observed: float, samples: int) -> None:
+        rule = self.settings
+        self.done += 1
+        self.coef = kl.adaptive_update(
+            self.coef,
+            observed,
+            target=kl.rising_target(self.done, budget=rule.budget, iterations=self.iterations),
+            horizon=rule.horizon,
+            samples=samples,
+            clip=rule.clip,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"coef": self.coef, "done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.coef, self.done = state["coef"], state["done"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(KLController):
+    """A budget of KL for the whole run: the coefficient follows the observed KL towards a target that rises to it.
+
+    target_i = budget · i / n after iteration i = 1 … n of n,
+    β ← β (1 + clip(KL_i / target_i − 1, ±clip) · samples / horizon).
+    The rule of β is that of ``Adaptive`` (arXiv:1909.08593, section 2.2); the rising target is ours. The policy is held
+    as tightly at the start as at the end, where a fixed target leaves it alone until all of it is spent.
+
+    Args:
+        coef: β before the first iteration.
+        budget: KL that the run may end with, in nats per response.
+        horizon: Samples over which the error takes full effect; a run of few samples wants fewer.
+        clip: Bound of the proportional error.
+    """
+
+    coef: float = 0.1
+    budget: float = 10.0
+    horizon: int = 10_000
+    clip: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef)
+        require(above=0, budget=self.budget, horizon=self.horizon, clip=self.clip)
+
+    def build(self, *, iterations: int) -> LiveController:
+        return _BudgetedCoefficient(self, iterations)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rlhf.algorithms.kl import KL, Adaptive, Fixed
+from rlhf.algorithms.kl import KL, Adaptive, Budget, Fixed, Schedule
+from rlhf.algorithms.schedules import CosineDecay, LinearDecay
 
 
 def test_adaptive_coefficient_and_its_state():  # case F3
@@ -32,6 +33,66 @@ def test_fixed_coefficient_stays():
 def test_adaptive_settings_are_checked():
     with pytest.raises(ValueError, match="target is 0"):
         Adaptive(target=0)
+
+
+def run(live, observed, samples=100):
+    """The coefficient before each observation, and after the last."""
+    seen = [live.coef]
+    for one in observed:
+        live.update(one, samples)
+        seen.append(live.coef)
+    return seen
+
+
+def test_schedule_follows_its_shape_whatever_is_observed():
+    live = Schedule(coef=0.4, shape=LinearDecay(floor=0.5)).build(iterations=4)
+    # 0.4 · (1, 0.875, 0.75, 0.625), then the floor for whoever goes on
+    assert run(live, [100.0, 0.0, -1.0, 3.0, 3.0]) == pytest.approx([0.4, 0.35, 0.3, 0.25, 0.2, 0.2])
+    rising = Schedule(coef=0.4, shape=LinearDecay(warmup=2)).build(iterations=4)
+    assert run(rising, [1.0] * 3) == pytest.approx([0.0, 0.2, 0.4, 0.2])
+    # ½ (1 + cos(π / 2)) = ½ in the middle
+    assert run(Schedule(coef=1.0, shape=CosineDecay()).build(iterations=2), [0.0]) == pytest.approx([1.0, 0.5])
+
+
+def test_budget_by_hand():
+    live = Budget(coef=0.2, budget=8.0, horizon=1000, clip=0.2).build(iterations=4)
+    # targets 2, 4, 6, 8. KL 0: −100 %, counts −20 %, · (1 − 0.2 · 0.1) = 0.98; KL 4.4: +10 %, · 1.01;
+    # KL 6: exact; KL 16: +100 %, counts +20 %, · 1.02
+    expected = [0.2, 0.196, 0.19796, 0.19796, 0.2019192]
+    assert run(live, [0.0, 4.4, 6.0, 16.0]) == pytest.approx(expected, abs=1e-9)
+    # behind the last iteration the target stays at 8
+    assert run(live, [8.0]) == pytest.approx([0.2019192, 0.2019192], abs=1e-9)
+
+
+def test_budget_allows_early_what_a_fixed_target_allows_at_once():
+    budget, fixed = Budget(coef=0.2, budget=8.0), Adaptive(coef=0.2, target=8.0)
+    early, later = (controller.build(iterations=4) for controller in (budget, fixed))
+    # 4 nats after the first of 4 iterations is twice what is due by then, and half of what is allowed in the end
+    assert run(early, [4.0])[1] > 0.2 > run(later, [4.0])[1]
+
+
+@pytest.mark.parametrize("settings", [Schedule(shape=CosineDecay(warmup=1)), Budget(horizon=500)])
+def test_state_in_the_middle_continues_exactly(settings):
+    observed = [0.5, 3.0, 9.0, 30.0]
+    live = settings.build(iterations=8)
+    run(live, observed)
+    state = dict(live.state_dict())
+    resumed = settings.build(iterations=8)
+    resumed.load_state_dict(state)
+    assert resumed.coef == live.coef
+    later = [8.0, 1.0, 0.0]
+    assert run(live, later) == run(resumed, later)
+    anew = run(settings.build(iterations=8), later)  # so the state is what makes it go on
+    assert anew[1:] != run(resumed, later)[1:]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Schedule(coef=-0.1), lambda: Budget(budget=0.0), lambda: Budget(horizon=0), lambda: Budget(clip=0.0),
+    lambda: Budget(coef=-1.0),
+])  # fmt: skip
+def test_settings_of_schedule_and_budget_are_checked(make):
+    with pytest.raises(ValueError, match=r"(coef|budget|horizon|clip) is .*; must be"):
+        make()
 
 
 def test_k1_is_no_loss():  # case B6

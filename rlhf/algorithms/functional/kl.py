@@ -1,4 +1,4 @@
-"""Estimators of KL(policy ‖ reference) per token, the exact divergence, and the law of the adaptive coefficient."""
+"""Estimators of KL(policy ‖ reference) per token, the exact divergence, and the laws of coefficients that follow it."""
 
 from __future__ import annotations
 
@@ -166,3 +166,24 @@ def adaptive_update(
         raise ValueError(f"One update could turn the coefficient negative: {clip=} * {samples=} >= {horizon=}.")
     error = min(max(observed / target - 1.0, -clip), clip)
     return coef * (1.0 + error * samples / horizon)
+
+
+def rising_target(done: int, *, budget: float, iterations: int) -> float:
+    """What a budget of divergence for a whole run allows so far, in equal parts for all iterations.
+
+    target_i = budget · min(i / n, 1).
+
+    Args:
+        done: i, iterations made, the one that was observed included.
+        budget: Divergence that the run may end with, > 0 (nats per sequence, as a rule).
+        iterations: n, of the whole run, ≥ 1.
+
+    Returns:
+        The target, in the units of the budget.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+    if not (budget > 0 and iterations >= 1 and done >= 1):
+        raise ValueError(f"Need budget > 0, iterations and done >= 1: {budget=}, {iterations=}, {done=}.")
+    return budget * min(done / iterations, 1.0)

@@ -245,3 +245,16 @@ def test_adaptive_coefficient_refuses(change, message):
     settings_ = {"coef": 0.2, "observed": 6.0, "target": 6.0, "horizon": 10_000, "samples": 256} | change
     with pytest.raises(ValueError, match=message):
         kl.adaptive_update(settings_.pop("coef"), settings_.pop("observed"), **settings_)
+
+
+def test_rising_target():
+    # 8 nats over 4 iterations: 2 more after each, and no more behind the last
+    assert [kl.rising_target(done, budget=8.0, iterations=4) for done in (1, 2, 3, 4, 5)] == [2.0, 4.0, 6.0, 8.0, 8.0]
+    assert kl.rising_target(1, budget=0.5, iterations=1) == 0.5
+
+
+@pytest.mark.parametrize("change", [{"budget": 0.0}, {"budget": NAN}, {"iterations": 0}, {"done": 0}])
+def test_rising_target_refuses(change):
+    settings_ = {"done": 1, "budget": 8.0, "iterations": 4} | change
+    with pytest.raises(ValueError, match=f"{next(iter(change))}="):
+        kl.rising_target(settings_.pop("done"), **settings_)
