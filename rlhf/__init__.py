@@ -20,14 +20,24 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     )
     from rlhf.algorithms.averaging import EMA as EMA
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
+    from rlhf.algorithms.evaluation import Evaluation as Evaluation
+    from rlhf.algorithms.evaluation_metrics import (
+        BestAtK as BestAtK,
+        Distinct as Distinct,
+        PassAtK as PassAtK,
+        Perplexity as Perplexity,
+        WinRate as WinRate,
+    )
+    from rlhf.algorithms.harness import LMEval as LMEval
     from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
     from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
     from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
     from rlhf.algorithms.policy_losses import Clip as Clip
-    from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
+    from rlhf.algorithms.ppo import PPO as PPO
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
     from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
+    from rlhf.algorithms.selection import Averaged as Averaged, Best as Best, Last as Last
     from rlhf.algorithms.sft import SFT as SFT
     from rlhf.data.blenders import (
         Concatenate as Concatenate,
@@ -72,14 +82,18 @@ _MODULES = {
     "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
     "rlhf.algorithms.averaging": ["EMA"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
+    "rlhf.algorithms.evaluation": ["Evaluation"],
+    "rlhf.algorithms.evaluation_metrics": ["BestAtK", "Distinct", "PassAtK", "Perplexity", "WinRate"],
+    "rlhf.algorithms.harness": ["LMEval"],
     "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
     "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
     "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
     "rlhf.algorithms.policy_losses": ["Clip"],
-    "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
+    "rlhf.algorithms.ppo": ["PPO"],
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
     "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
+    "rlhf.algorithms.selection": ["Averaged", "Best", "Last"],
     "rlhf.algorithms.sft": ["SFT"],
     "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],
     "rlhf.data.dataset": ["Data"],
