@@ -155,6 +155,9 @@ class Selector:
         Raises:
             UserError: they are not in the stage's folder.
         """
+        distributed.once(self._check)  # which the main process may only now have put in place
+
+    def _check(self) -> None:
         if self.best is not None and not (path := self.directory / BEST / self.best.name).is_dir():
             raise UserError(
                 f"{path} is not there, and the checkpoint counts on it as the best evaluation so far "
