@@ -14,12 +14,20 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.advantages import (
         GAE as GAE,
+        GreedyBaseline as GreedyBaseline,
         GroupNorm as GroupNorm,
         LeaveOneOut as LeaveOneOut,
+        Ones as Ones,
+        OptimalTokenBaseline as OptimalTokenBaseline,
         Returns as Returns,
     )
     from rlhf.algorithms.averaging import EMA as EMA
+    from rlhf.algorithms.cispo import CISPO as CISPO
+    from rlhf.algorithms.constraints import Constraint as Constraint
+    from rlhf.algorithms.corrections import MaskedIS as MaskedIS, TruncatedIS as TruncatedIS
+    from rlhf.algorithms.covariance_losses import ClipCov as ClipCov, KLCov as KLCov
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
+    from rlhf.algorithms.distillation import OnPolicyDistillation as OnPolicyDistillation
     from rlhf.algorithms.evaluation import Evaluation as Evaluation
     from rlhf.algorithms.evaluation_metrics import (
         BestAtK as BestAtK,
@@ -28,17 +36,42 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         Perplexity as Perplexity,
         WinRate as WinRate,
     )
+    from rlhf.algorithms.filters import (
+        BestOfGroup as BestOfGroup,
+        InformativeGroups as InformativeGroups,
+        ScoresAbove as ScoresAbove,
+    )
+    from rlhf.algorithms.gmpo import GMPO as GMPO
+    from rlhf.algorithms.grpo import DAPO as DAPO, GRPO as GRPO, DrGRPO as DrGRPO
+    from rlhf.algorithms.gspo import GSPO as GSPO
     from rlhf.algorithms.harness import LMEval as LMEval
     from rlhf.algorithms.kl import KL as KL, Adaptive as Adaptive, Fixed as Fixed
+    from rlhf.algorithms.lagrangian import PPOLagrangian as PPOLagrangian
     from rlhf.algorithms.normalization import ScoreNormalization as ScoreNormalization
-    from rlhf.algorithms.objectives import Entropy as Entropy, Mixture as Mixture
+    from rlhf.algorithms.objectives import Entropy as Entropy, Imitation as Imitation, Mixture as Mixture
     from rlhf.algorithms.optimizers import SGD as SGD, AdamW as AdamW, ParameterGroup as ParameterGroup
-    from rlhf.algorithms.policy_losses import Clip as Clip
+    from rlhf.algorithms.policy_losses import (
+        Clip as Clip,
+        DetachedClip as DetachedClip,
+        DualClip as DualClip,
+        GeometricMean as GeometricMean,
+        KLPenalty as KLPenalty,
+        PolicyGradient as PolicyGradient,
+        SequenceClip as SequenceClip,
+    )
     from rlhf.algorithms.ppo import PPO as PPO
+    from rlhf.algorithms.reinforce_plus_plus import (
+        ReinforcePlusPlus as ReinforcePlusPlus,
+        ReinforcePlusPlusBaseline as ReinforcePlusPlusBaseline,
+    )
+    from rlhf.algorithms.rejection_sampling import RejectionSampling as RejectionSampling
+    from rlhf.algorithms.remax import ReMax as ReMax
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
+    from rlhf.algorithms.rloo import RLOO as RLOO
     from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
     from rlhf.algorithms.selection import Averaged as Averaged, Best as Best, Last as Last
     from rlhf.algorithms.sft import SFT as SFT
+    from rlhf.algorithms.vapo import VAPO as VAPO
     from rlhf.data.blenders import (
         Concatenate as Concatenate,
         Curriculum as Curriculum,
@@ -70,6 +103,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         ExactMatchReward as ExactMatchReward,
         FunctionReward as FunctionReward,
         LengthPenalty as LengthPenalty,
+        NoReward as NoReward,
         OverlongPenalty as OverlongPenalty,
         RegexReward as RegexReward,
         RemoteReward as RemoteReward,
@@ -79,22 +113,53 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     )
 
 _MODULES = {
-    "rlhf.algorithms.advantages": ["GAE", "GroupNorm", "LeaveOneOut", "Returns"],
+    "rlhf.algorithms.advantages": [
+        "GAE",
+        "GreedyBaseline",
+        "GroupNorm",
+        "LeaveOneOut",
+        "Ones",
+        "OptimalTokenBaseline",
+        "Returns",
+    ],
     "rlhf.algorithms.averaging": ["EMA"],
+    "rlhf.algorithms.cispo": ["CISPO"],
+    "rlhf.algorithms.constraints": ["Constraint"],
+    "rlhf.algorithms.corrections": ["MaskedIS", "TruncatedIS"],
+    "rlhf.algorithms.covariance_losses": ["ClipCov", "KLCov"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
     "rlhf.algorithms.evaluation": ["Evaluation"],
     "rlhf.algorithms.evaluation_metrics": ["BestAtK", "Distinct", "PassAtK", "Perplexity", "WinRate"],
     "rlhf.algorithms.harness": ["LMEval"],
+    "rlhf.algorithms.distillation": ["OnPolicyDistillation"],
+    "rlhf.algorithms.filters": ["BestOfGroup", "InformativeGroups", "ScoresAbove"],
+    "rlhf.algorithms.gmpo": ["GMPO"],
+    "rlhf.algorithms.grpo": ["DAPO", "DrGRPO", "GRPO"],
+    "rlhf.algorithms.gspo": ["GSPO"],
     "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
+    "rlhf.algorithms.lagrangian": ["PPOLagrangian"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
-    "rlhf.algorithms.objectives": ["Entropy", "Mixture"],
+    "rlhf.algorithms.objectives": ["Entropy", "Imitation", "Mixture"],
     "rlhf.algorithms.optimizers": ["AdamW", "ParameterGroup", "SGD"],
-    "rlhf.algorithms.policy_losses": ["Clip"],
+    "rlhf.algorithms.policy_losses": [
+        "Clip",
+        "DetachedClip",
+        "DualClip",
+        "GeometricMean",
+        "KLPenalty",
+        "PolicyGradient",
+        "SequenceClip",
+    ],
     "rlhf.algorithms.ppo": ["PPO"],
+    "rlhf.algorithms.reinforce_plus_plus": ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"],
+    "rlhf.algorithms.rejection_sampling": ["RejectionSampling"],
+    "rlhf.algorithms.remax": ["ReMax"],
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
+    "rlhf.algorithms.rloo": ["RLOO"],
     "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
     "rlhf.algorithms.selection": ["Averaged", "Best", "Last"],
     "rlhf.algorithms.sft": ["SFT"],
+    "rlhf.algorithms.vapo": ["VAPO"],
     "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],
     "rlhf.data.dataset": ["Data"],
     "rlhf.data.rated": ["RatedTexts"],
@@ -119,6 +184,7 @@ _MODULES = {
         "ExactMatchReward",
         "FunctionReward",
         "LengthPenalty",
+        "NoReward",
         "OverlongPenalty",
         "RegexReward",
         "RemoteReward",

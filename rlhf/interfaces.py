@@ -889,9 +889,19 @@ class OnlineAlgorithm(Algorithm):
 
     @abstractmethod
     def rewards(
-        self, scores: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, *, kl_coef: float
+        self,
+        scores: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        *,
+        kl_coef: float,
+        divergence: Tensor | None = None,
     ) -> Tensor:
-        """Reward of every token [B, T] from the scores [B] or [B, T]."""
+        """Reward of every token [B, T] from the scores [B] or [B, T].
+
+        ``divergence`` [B, T], the exact KL of each token's distribution, is given where the settings ask for it.
+        """
 
     @abstractmethod
     def advantages(self, scored: Scored) -> Advantages:

@@ -177,6 +177,14 @@ class Rollout:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    def select(self, rows: Tensor) -> Rollout:
+        """The given rows, without the columns that are padding in all of them."""
+        sequences, numbers = self.sequences.select(rows), rows.tolist()
+        names = ("mask", "rollout_logprobs", "behaviour_logprobs", "ended", "groups")
+        picked = {name: _select_columns(getattr(self, name), rows, sequences.response_width) for name in names}
+        text = [self.text[row] for row in numbers]
+        return Rollout(prompts=self.prompts.select(numbers), sequences=sequences, text=text, **picked)
+
 
 @dataclass(frozen=True)
 class Scores:

@@ -9,20 +9,27 @@ that is meant to move digits, and say in its message which moved, by how much, a
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import learning
 import tiny_runs
 import torch
 
 from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.constraints import Constraint
+from rlhf.algorithms.distillation import OnPolicyDistillation
 from rlhf.algorithms.kl import KL, Adaptive
+from rlhf.algorithms.lagrangian import PPOLagrangian
 from rlhf.algorithms.normalization import ScoreNormalization
 from rlhf.algorithms.objectives import Entropy, Mixture
 from rlhf.algorithms.ppo import PPO
+from rlhf.algorithms.rejection_sampling import RejectionSampling
 from rlhf.algorithms.reward_modelling import RewardModelling
 from rlhf.algorithms.schedules import CosineDecay
 from rlhf.algorithms.sft import SFT
@@ -76,10 +83,33 @@ def ppo(directory: Path) -> list[dict[str, float]]:
     return steps
 
 
+def on_policy(kind: type[PPO], directory: Path) -> list[dict[str, float]]:
+    """An algorithm as its class has it, on groups of four where it compares the responses to a prompt."""
+    teacher = tiny_runs.SameTokenizer(form="prompt", config=POLICY.config, vocab_size=320)
+    needed = {
+        OnPolicyDistillation: {"policy": teacher, "reference": teacher},
+        PPOLagrangian: {"constraints": {"letters": Constraint(cost=tiny_runs.LETTERS, limit=2.0)}},
+        RejectionSampling: {"mini_batch_size": 1},
+    }
+    settings: dict[str, Any] = {
+        "policy": POLICY,
+        "sampling": Sampling(max_new_tokens=12, stop_tokens=tiny_runs.STOPS),
+        "iterations": 10,
+        "samples_per_prompt": 4,
+        **needed.get(kind, {}),
+    }
+    trainer = OnlineTrainer(tiny_runs.ppo(kind, **settings), tiny_runs.context(directory))
+    steps: list[dict[str, float]] = []
+    while len(steps) < 10:
+        trainer.train_rlhf(trainer.generate_experience(), steps.append)
+    return steps[:10]
+
+
 CURVES: dict[str, Callable[[Path], list[dict[str, float]]]] = {
     "sft": sft,
     "reward_modelling": reward_modelling,
     "ppo": ppo,
+    **{kind.__name__: functools.partial(on_policy, kind) for kind in learning.TASKS if kind is not PPO},
 }
 
 

@@ -412,7 +412,8 @@ def test_a_dump_spells_everything_out_under_short_names(make):
         "keep_checkpoints", "save_in_background",
     ]  # fmt: skip
     settings = plain["stages"]["one"]["init_args"]
-    assert settings["advantage"] == {"class_path": "rlhf.GAE", "init_args": {"gamma": 0.9, "lam": 0.95, "whiten": True}}
+    lams = {"lam": 0.95, "critic_lam": None, "length_alpha": None}
+    assert settings["advantage"] == {"class_path": "rlhf.GAE", "init_args": {"gamma": 0.9, **lams, "whiten": True}}
     assert settings["kl"]["controller"] == {"class_path": "rlhf.Fixed", "init_args": {"coef": 0.04}}
     assert settings["flag"] is True and settings["entropy"] is None
 

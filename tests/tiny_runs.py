@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -17,7 +18,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlhf.algorithms.critics import OwnTrunk
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.ppo import PPO
 from rlhf.algorithms.reward_modelling import RewardModelling
@@ -106,26 +106,29 @@ def reward_modelling(**settings: Any) -> RewardModelling:
     return RewardModelling(**{**usual, **settings})
 
 
-def ppo(**settings: Any) -> PPO:
+def ppo(kind: type[PPO] = PPO, **settings: Any) -> PPO:
+    """An on-policy algorithm, with the critic of its class where that has one."""
+    critic = next(item.default for item in dataclasses.fields(kind) if item.name == "critic")
     usual: dict[str, Any] = {
         "policy": policy(),
         "reward": LETTERS,
         "data": data("prompt"),
-        "critic": OwnTrunk(optimizer=AdamW(lr=1e-2)),
+        "critic": critic and dataclasses.replace(critic, optimizer=AdamW(lr=1e-2)),
         "sampling": Sampling(max_new_tokens=8, stop_tokens=STOPS),
         "batch_size": 8,
         "mini_batch_size": 4,
         "iterations": 3,
         "optimizer": AdamW(lr=1e-2),
     }
-    return PPO(**{**usual, **settings})
+    return kind(**{**usual, **settings})
 
 
-def gain(directory: Path, seed: int, **settings: Any) -> float:
-    """PPO on the number of letters: the reward of the last iterations over that of the first."""
+def learning_curve(
+    directory: Path, seed: int, kind: type[PPO] = PPO, *, figure: str = "reward/score", **settings: Any
+) -> list[float]:
+    """An algorithm on the number of letters: a figure of each iteration, such as the mean reward."""
     usual = {
         "policy": policy(width=32, std=0.1),
-        "critic": OwnTrunk(optimizer=AdamW(lr=5e-3)),
         "optimizer": AdamW(lr=5e-3),
         "iterations": 12,
         "batch_size": 32,
@@ -133,10 +136,13 @@ def gain(directory: Path, seed: int, **settings: Any) -> float:
         "epochs": 2,
         "score_clip": None,
     }
-    trainer = OnlineTrainer(ppo(**{**usual, **settings}), context(directory, seed=seed))
-    scores = []
-    for _ in range(trainer.algorithm.iterations):
-        scores.append(trainer.train_rlhf(trainer.generate_experience())["reward/score"])
+    trainer = OnlineTrainer(ppo(kind, **{**usual, **settings}), context(directory, seed=seed))
+    return [trainer.train_rlhf(trainer.generate_experience())[figure] for _ in range(trainer.algorithm.iterations)]
+
+
+def gain(directory: Path, seed: int, kind: type[PPO] = PPO, **settings: Any) -> float:
+    """The reward of the last iterations over that of the first."""
+    scores = learning_curve(directory, seed, kind, **settings)
     return sum(scores[-3:]) / 3 - sum(scores[:2]) / 2
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlhf.algorithms.functional import kl
 from rlhf.errors import UserError, require
 from rlhf.interfaces import KLController, LiveController
+from rlhf.types import Batch, Outputs
 
 
 class _FixedCoefficient(LiveController):
@@ -86,18 +87,20 @@ class Adaptive(KLController):
 class KL:
     """How the policy is held near the reference.
 
-    In the reward the penalty −β·KL_t is added to each token's reward; in the loss β·KL_t is a term of its own, weighted
-    after the first mini-batch by the detached importance ratio. k1 as a loss is refused: its gradient's expectation is
-    zero. k3 as a loss is allowed for parity with GRPO; its gradient is that of the reverse divergence,
-    KL(reference ‖ policy).
+    In the reward the penalty −β·KL_t is added to each token's reward; in the loss β·KL_t is a term of its own, for k2
+    weighted after the first mini-batch by the detached importance ratio. k1 as a loss is refused: its gradient's
+    expectation is zero. k3 as a loss is allowed for parity with GRPO; its gradient is that of the reverse divergence,
+    KL(reference ‖ policy). The exact KL is of the two whole distributions of the next token: no sampling noise of the
+    token drawn, and memory for [responses, tokens, vocabulary] at a time, of a mini-batch in the loss and of a
+    micro-batch in the reward.
 
     Args:
-        estimator: k1, k2 or k3, per token (Schulman 2020, "Approximating KL divergence").
+        estimator: Per token: k1, k2 or k3 (Schulman 2020, "Approximating KL divergence"), or "exact".
         where: Whether the penalty enters the "reward" or the "loss".
         controller: The coefficient over time.
     """
 
-    estimator: Literal["k1", "k2", "k3"] = "k1"
+    estimator: Literal["k1", "k2", "k3", "exact"] = "k1"
     where: Literal["reward", "loss"] = "reward"
     controller: KLController = Fixed()
 
@@ -108,8 +111,16 @@ class KL:
                 "set estimator k2, or where: reward"
             )
 
-    def penalty(self, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    def penalty(self, outputs: Outputs, batch: Batch) -> Tensor:
         """KL per token [B, T] as a loss, with gradient."""
+        if self.estimator == "exact":  # of the state, whichever token was drawn in it: no importance weight
+            assert outputs.distribution is not None and batch.ref_distribution is not None
+            return kl.exact(outputs.distribution, batch.ref_distribution, mask=batch.mask)
+        assert outputs.logprobs is not None and batch.ref_logprobs is not None
+        return self.estimated(outputs.logprobs, batch.old_logprobs, batch.ref_logprobs, batch.mask)
+
+    def estimated(self, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """The penalty from the log-probabilities of the tokens that were drawn."""
         values = kl.estimate(self.estimator, logprobs, ref_logprobs, mask=mask)
         if self.estimator == "k3":  # as published: no importance weight
             return values

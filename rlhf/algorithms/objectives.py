@@ -1,8 +1,10 @@
-"""Terms added to the policy's loss: the pretraining mixture and the entropy bonus."""
+"""Terms added to the policy's loss: the pretraining mixture, self-imitation and the entropy bonus."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from rlhf.data.dataset import Data
 from rlhf.errors import UserError, require
@@ -38,6 +40,34 @@ class Mixture(Objective):
     def term(self, outputs: Outputs, batch: Labelled | Batch) -> LossTerm:
         assert outputs.logprobs is not None
         return LossTerm("mixture", -outputs.logprobs, batch.mask, coef=self.coef)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imitation(Objective):
+    """Likelihood of the iteration's own good responses: self-imitation.
+
+    L = L_policy + coef · (−1/N Σ log π(y_t | x, y_<t)), over the N tokens of responses with a score above ``above``.
+    Source: arXiv:2504.05118, eq. 13 (the positive-example loss of VAPO).
+
+    Args:
+        coef: Weight of the term.
+        above: Responses with a higher (normalised) score are imitated.
+    """
+
+    coef: float = 0.1
+    above: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(at_least=0, coef=self.coef)
+
+    def mask(self, batch: Batch) -> Tensor:
+        """[B, T] bool, True on the tokens that are imitated."""
+        assert batch.scores is not None
+        return batch.mask & (batch.scores > self.above)[:, None]
+
+    def term(self, outputs: Outputs, batch: Labelled | Batch) -> LossTerm:
+        assert outputs.logprobs is not None and isinstance(batch, Batch)
+        return LossTerm("imitation", -outputs.logprobs, self.mask(batch), coef=self.coef)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from rlhf.algorithms.advantages import GAE
 from rlhf.algorithms.base import check_batch, check_positive
+from rlhf.algorithms.constraints import Constraint
 from rlhf.algorithms.critics import OwnTrunk
 from rlhf.algorithms.evaluation import Evaluation
 from rlhf.algorithms.functional import kl as kl_functions, losses
 from rlhf.algorithms.functional.rewards import shape_rewards
 from rlhf.algorithms.kl import KL
 from rlhf.algorithms.normalization import ScoreNormalization
-from rlhf.algorithms.objectives import Entropy, Mixture
+from rlhf.algorithms.objectives import Entropy, Imitation, Mixture
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.schedules import Constant
@@ -38,6 +39,8 @@ from rlhf.interfaces import (
     Policy,
     PolicyLoss,
     RewardModel,
+    RolloutFilter,
+    SamplerCorrection,
     Schedule,
     Selection,
     WeightAverage,
@@ -58,16 +61,22 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         data: Prompts.
         sampling: How responses are drawn. Its temperature divides the logits in every log-probability.
         reference: The frozen model the KL is measured against; null is a copy of the policy's start.
+        reference_average: A reference that follows the policy, as this average of its weights, in the place of a
+            frozen one; null for none.
         critic: Where values come from; not built when ``advantage`` needs no critic.
         advantage: Advantage estimator.
         policy_loss: The surrogate.
+        correction: Weights of the tokens where the sampler's probabilities are not the trainer's; null for none.
         kl: The KL penalty; null for none (and no reference).
         mixture: Pretraining mixture; null for none.
         entropy: Entropy bonus; null for none.
+        imitation: Likelihood of the iteration's own good responses; null for none.
+        constraints: Costs by name that are to stay under a limit, each with a Lagrange multiplier.
         averaging: Average of the policy's weights, saved beside it as ``ema``; null for none.
         iterations: Rollout-and-update rounds.
-        batch_size: Responses per iteration over all processes.
+        batch_size: Responses per iteration over all processes, before the filter.
         samples_per_prompt: Responses drawn for each prompt: the group.
+        filter: Which of the responses are learnt from; null for all.
         mini_batch_size: Responses per optimiser step over all processes.
         epochs: Passes over each iteration's responses.
         score_normalization: Shift and scale of the scores; null for none.
@@ -94,16 +103,21 @@ class PPO(OnlineAlgorithm, NeedsInputs):
     data: Data
     sampling: Sampling = Sampling()
     reference: Policy | None = None
+    reference_average: WeightAverage | None = None
     critic: Critic | None = OwnTrunk()
     advantage: AdvantageEstimator = GAE()
     policy_loss: PolicyLoss = Clip()
+    correction: SamplerCorrection | None = None
     kl: KL | None = KL()
     mixture: Mixture | None = None
     entropy: Entropy | None = None
+    imitation: Imitation | None = None
+    constraints: dict[str, Constraint] = field(default_factory=dict)
     averaging: WeightAverage | None = None
     iterations: int = 100
     batch_size: int = 64
     samples_per_prompt: int = 1
+    filter: RolloutFilter | None = None
     mini_batch_size: int = 16
     epochs: int = 1
     score_normalization: ScoreNormalization | None = None
@@ -146,12 +160,17 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         )
         if problems:
             return problems
-        for name in ("samples_per_prompt", "mini_batch_size"):
-            if rest := self.batch_size % getattr(self, name):
-                problems.append(
-                    f"batch_size: {self.batch_size} % {getattr(self, name)} = {rest}, not 0; "
-                    f"make batch_size a multiple of {name}"
-                )
+        if rest := self.batch_size % self.samples_per_prompt:
+            problems.append(
+                f"batch_size: {self.batch_size} % {self.samples_per_prompt} = {rest}, not 0; "
+                "make batch_size a multiple of samples_per_prompt"
+            )
+        elif rest := self.learnt % self.mini_batch_size:
+            kept = "batch_size" if self.filter is None else "batch_size, and with it the responses that filter keeps,"
+            problems.append(
+                f"batch_size: {self.learnt} % {self.mini_batch_size} = {rest}, not 0; "
+                f"make {kept} a multiple of mini_batch_size"
+            )
         problems += check_batch(self.mini_batch_size, self.engine, name="mini_batch_size")
         if self.mixture is not None and self.mixture.batch_size is not None:
             problems += check_batch(self.mixture.batch_size, self.engine, name="mixture.batch_size")
@@ -160,7 +179,11 @@ class PPO(OnlineAlgorithm, NeedsInputs):
                 f"iterations: is {self.iterations}, but the critic warms up for {self.critic.warmup_iterations}, so "
                 "the policy would never learn; raise iterations, or lower critic.warmup_iterations"
             )
-        estimator = type(self.advantage).__name__
+        return problems + self._check_parts()
+
+    def _check_parts(self) -> list[str]:
+        """Problems of parts that do not go together."""
+        problems, estimator = [], type(self.advantage).__name__
         if self.advantage.needs_critic and self.critic is None:
             problems.append(f"critic: is null, but {estimator} needs values; set a critic, or another advantage")
         if self.advantage.needs_groups and self.samples_per_prompt < 2:
@@ -168,8 +191,26 @@ class PPO(OnlineAlgorithm, NeedsInputs):
                 f"samples_per_prompt: is {self.samples_per_prompt}, but {estimator} compares the responses of a prompt "
                 "with each other; set at least 2"
             )
-        problems += self.evaluation.check(self.data, self.sampling)
-        return problems + self.evaluation.check_selection(
+        if self.filter is not None and (reason := self.filter.check(self.samples_per_prompt)):
+            name = type(self.filter).__name__
+            problems.append(f"samples_per_prompt: is {self.samples_per_prompt}, and for {name} {reason}")
+        if self.filter is not None and self.replay is not None:
+            problems.append("filter: what is replayed has been filtered when it was stored; set filter to null")
+        if not self.rescore:
+            for setting, asks in (("advantage", self.advantage.needs_collision), ("correction", self.correction)):
+                if asks:
+                    name = type(getattr(self, setting)).__name__
+                    problems.append(f"rescore: is false, but {name} reads what only the trainer knows; set it to true")
+        if self.reference is not None and self.reference_average is not None:
+            problems.append("reference: a frozen model, and reference_average follows the policy; set one to null")
+        if self.kl is None and (self.reference is not None or self.reference_average is not None):
+            name = "reference" if self.reference is not None else "reference_average"
+            problems.append(f"{name}: is given, but kl is null, so that nothing reads it; set kl, or {name} to null")
+        return problems + self._check_evaluation()
+
+    def _check_evaluation(self) -> list[str]:
+        found = self.evaluation.check(self.data, self.sampling)
+        return found + self.evaluation.check_selection(
             self.select, averaged=self.averaging is not None, kl=self.kl is not None, mixture=self.mixture is not None
         )
 
@@ -199,25 +240,48 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         return self.batch_size // self.samples_per_prompt
 
     @property
+    def learnt(self) -> int:
+        """Responses that an iteration learns from: those that a filter keeps."""
+        return self.batch_size if self.filter is None else self.filter.kept(self.batch_size, self.samples_per_prompt)
+
+    @property
+    def exact_in_loss(self) -> bool:
+        """Whether the loss has the KL of whole distributions."""
+        return self.kl is not None and self.kl.estimator == "exact" and self.kl.where == "loss"
+
+    @property
+    def exact_in_reward(self) -> bool:
+        """Whether each token is charged for the KL of whole distributions."""
+        return self.kl is not None and self.kl.estimator == "exact" and self.kl.where == "reward"
+
+    @property
     def policy_steps(self) -> int:
         """Optimiser steps of the policy in a run without early stops."""
         learning = self.iterations - (0 if self.used_critic is None else self.used_critic.warmup_iterations)
-        return learning * self.epochs * -(-self.batch_size // self.mini_batch_size)
+        return learning * self.epochs * -(-self.learnt // self.mini_batch_size)
 
     @property
     def want(self) -> tuple[str, ...]:
         """The fields of :class:`Outputs` that :meth:`loss` reads."""
         entropy = ("entropy",) if self.entropy is not None else ()
         values = ("values",) if self.used_critic is not None and self.used_critic.shared else ()
-        return ("logprobs", *entropy, *values)
+        return ("logprobs", *entropy, *values, *(("distribution",) if self.exact_in_loss else ()))
 
     def rewards(
-        self, scores: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, *, kl_coef: float
+        self,
+        scores: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        *,
+        kl_coef: float,
+        divergence: Tensor | None = None,
     ) -> Tensor:
+        clip = self.score_clip
         if self.kl is None or self.kl.where == "loss" or ref_logprobs is None:
-            return shape_rewards(scores, old_logprobs, old_logprobs, mask, kl_coef=0.0, score_clip=self.score_clip)
-        estimator, clip = self.kl.estimator, self.score_clip
-        return shape_rewards(scores, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef, kl=estimator, score_clip=clip)
+            return shape_rewards(scores, old_logprobs, old_logprobs, mask, kl_coef=0.0, score_clip=clip)
+        how = {"kl": self.kl.estimator} if divergence is None else {"divergence": divergence}
+        return shape_rewards(scores, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef, score_clip=clip, **how)
 
     def advantages(self, scored: Scored) -> Advantages:
         return self.advantage(scored)
@@ -226,14 +290,15 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         assert outputs.logprobs is not None
         logprobs, mask = outputs.logprobs, batch.mask
         surrogate = self.policy_loss(logprobs, batch)
+        tally = self._update_metrics(logprobs.detach(), batch)
+        if self.correction is not None:
+            weights = self.correction(batch)
+            surrogate = surrogate * weights
+            tally.mean("policy/correction", weights, mask)
         terms = [LossTerm("policy", surrogate, mask, mode=self.policy_loss.aggregation)]
         if self.kl is not None and self.kl.where == "loss":
-            assert batch.ref_logprobs is not None
-            penalty = self.kl.penalty(logprobs, batch.old_logprobs, batch.ref_logprobs, mask)
-            terms.append(LossTerm("kl", penalty, mask, coef=kl_coef))
-        if self.entropy is not None:
-            terms.append(self.entropy.term(outputs, batch))
-        tally = self._update_metrics(logprobs.detach(), batch)
+            terms.append(LossTerm("kl", self.kl.penalty(outputs, batch), mask, coef=kl_coef))
+        terms += [part.term(outputs, batch) for part in (self.entropy, self.imitation) if part is not None]
         if outputs.values is not None:
             value_terms, value_tally = self.value_loss(outputs, batch)
             terms += value_terms
@@ -268,4 +333,7 @@ class PPO(OnlineAlgorithm, NeedsInputs):
             "sequence": float(batch.mask.any(1).sum()),
             "constant": float(len(batch) * self.sampling.max_new_tokens),
         }[self.policy_loss.aggregation]
-        return {"policy": policy, "value": tokens, "kl": tokens, "entropy": tokens}
+        found = {"policy": policy, "value": tokens, "kl": tokens, "entropy": tokens}
+        if self.imitation is not None:
+            found["imitation"] = max(float(self.imitation.mask(batch).sum()), 1.0)
+        return found

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf.algorithms.ppo import PPO
-from rlhf.interfaces import LanguageModel, LiveEngine
+from rlhf.interfaces import LanguageModel, LiveEngine, WeightAverage
 from rlhf.loops.context import StageContext
 from rlhf.models.lora import adapters_off, starts_as_base
 from rlhf.models.modules import PolicyModel
@@ -50,6 +50,43 @@ class WithoutAdapters:
         """Nothing to load."""
 
 
+class AveragedPolicy:
+    """A policy with a running average of its weights in the place of its own, without a second model.
+
+    Args:
+        policy: Its engine.
+        average: How the weights are averaged; it starts from those of now.
+    """
+
+    def __init__(self, policy: LiveEngine, average: WeightAverage) -> None:
+        self.policy = policy
+        self.live = average.build(policy.master())
+
+    @property
+    def shards(self) -> list[Tensor]:
+        """This rank's part of the averaged weights, as the engine has them."""
+        return self.live.shards
+
+    def update(self) -> None:
+        """Takes in the policy's weights after an optimiser step."""
+        self.live.update(self.policy.master())
+
+    def evaluate(
+        self, batches: Iterable[Selectable], *, temperature: float = 1.0, want: Sequence[str]
+    ) -> Iterator[Outputs]:
+        """All answers at once, so that the policy's own weights are back whatever is done between two of them."""
+        with self.policy.substituted(self.shards):
+            return iter(list(self.policy.evaluate(batches, temperature=temperature, want=want)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole weights by name, the same for every engine and number of processes."""
+        return {**self.live.state_dict(), "shards": self.policy.whole(self.shards)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from :meth:`state_dict`."""
+        self.live.load_state_dict({**state, "shards": self.policy.cut(state["shards"])})
+
+
 class Actors(NamedTuple):
     """Policy, a critic with a trunk of its own, and reference, of those that the settings ask for."""
 
@@ -62,12 +99,16 @@ def build_actors(settings: PPO, policy: LanguageModel, context: StageContext) ->
     """Puts the policy into an engine's hands, and all models that are made from its start.
 
     The reference is the policy without its adapters where that is what it starts from. A policy that goes on training
-    an adapter starts from both, and has a frozen copy of both.
+    an adapter starts from both, and has a frozen copy of both. A reference that follows the policy is an average of its
+    weights.
     """
-    own = settings.kl is not None and settings.reference is None and starts_as_base(policy.module)
-    model = None if own else _reference_model(settings, policy, context)
+    follows = settings.reference_average is not None
+    own = not follows and settings.kl is not None and settings.reference is None and starts_as_base(policy.module)
+    model = None if own or follows else _reference_model(settings, policy, context)
     reference = None if model is None else settings.engine.build(model)
     learner, critic = _build_learners(settings, policy, context)
+    if settings.reference_average is not None:
+        return Actors(learner, critic, AveragedPolicy(learner, settings.reference_average))
     return Actors(learner, critic, WithoutAdapters(learner) if own else reference)
 
 
@@ -88,7 +129,7 @@ def _build_learners(
     """The policy, with a shared critic's head on it, and the critic that has a trunk of its own."""
     critic = settings.used_critic
     value_model = None if critic is None else critic.build(policy, seed=context.seed_for("critic"))
-    per_iteration = settings.epochs * (settings.batch_size // settings.mini_batch_size)
+    per_iteration = settings.epochs * (settings.learnt // settings.mini_batch_size)
     total = settings.iterations * per_iteration
     waiting = 0 if critic is None or critic.shared else min(critic.warmup_iterations, settings.iterations)
     policy_engine = settings.engine.build(

@@ -48,16 +48,16 @@ REF = torch.tensor([[-1.2, -2.5, 3.0]])
 
 def test_penalty_by_hand():
     # log-ratios to the reference 0.2 and 0.5; k2 = ½ x², times the importance ratio e^0.5 and 1
-    k2 = KL(estimator="k2", where="loss").penalty(LOGPROBS, OLD, REF, MASK)
+    k2 = KL(estimator="k2", where="loss").estimated(LOGPROBS, OLD, REF, MASK)
     torch.testing.assert_close(k2, torch.tensor([[0.02 * 1.6487213, 0.125, 0.0]]))
     # k3 = e^−x − 1 + x, without a ratio
-    k3 = KL(estimator="k3", where="loss").penalty(LOGPROBS, OLD, REF, MASK)
+    k3 = KL(estimator="k3", where="loss").estimated(LOGPROBS, OLD, REF, MASK)
     torch.testing.assert_close(k3, torch.tensor([[0.0187308, 0.1065307, 0.0]]))
 
 
 def test_the_ratio_has_no_gradient_and_masked_slots_none():
     logprobs = LOGPROBS.clone().requires_grad_()
-    KL(estimator="k2", where="loss").penalty(logprobs, OLD, REF, MASK).sum().backward()
+    KL(estimator="k2", where="loss").estimated(logprobs, OLD, REF, MASK).sum().backward()
     # d/dx of ½ (x − ref)² is x − ref, times the constant ratio
     torch.testing.assert_close(logprobs.grad, torch.tensor([[0.2 * 1.6487213, 0.5, 0.0]]))
 
@@ -74,7 +74,7 @@ def test_the_loss_pulls_towards_the_reference(estimator):  # case B6: the sign
     before = divergence()
     logp = logits.log_softmax(-1)[None]
     mask = torch.ones(1, 3, dtype=torch.bool)
-    terms = KL(estimator=estimator, where="loss").penalty(logp, logp.detach(), reference[None], mask)
+    terms = KL(estimator=estimator, where="loss").estimated(logp, logp.detach(), reference[None], mask)
     (terms * logp.detach().exp()).sum().backward()  # all actions, by their probability
     with torch.no_grad():
         logits -= 0.1 * logits.grad

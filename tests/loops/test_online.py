@@ -345,7 +345,7 @@ def test_a_critic_with_its_own_trunk_warms_up_alone(tmp_path):
     policy, critic = weights(run.policy), weights(run.critic)
     figures = run.train_rlhf(run.generate_experience())
     assert same(policy, weights(run.policy)) and not same(critic, weights(run.critic))
-    assert (run.steps, run.policy.steps, run.critic.steps, run.average.updates) == (2, 0, 2, 0)
+    assert (run.steps, run.policy.steps, run.critic.steps, run.average.live.updates) == (2, 0, 2, 0)
     assert "loss/policy" not in figures and "lr/policy" not in figures and figures["lr/value"] > 0
     rates = [run.train_rlhf(run.generate_experience())["lr/policy"] for _ in range(2)]
     assert not same(policy, weights(run.policy))

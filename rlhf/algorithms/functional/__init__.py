@@ -10,6 +10,32 @@ Rules that hold in every module:
 Shape letters: B batch, T response tokens, V vocabulary; P prompts with n responses each.
 """
 
-from rlhf.algorithms.functional import advantages, evaluation, kl, logprobs, losses, masking, rewards, statistics
+from rlhf.algorithms.functional import (
+    advantages,
+    baselines,
+    corrections,
+    evaluation,
+    kl,
+    logprobs,
+    losses,
+    masking,
+    policy_losses,
+    rewards,
+    selection,
+    statistics,
+)
 
-__all__ = ["advantages", "evaluation", "kl", "logprobs", "losses", "masking", "rewards", "statistics"]
+__all__ = [
+    "advantages",
+    "baselines",
+    "corrections",
+    "evaluation",
+    "kl",
+    "logprobs",
+    "losses",
+    "masking",
+    "policy_losses",
+    "rewards",
+    "selection",
+    "statistics",
+]

@@ -26,6 +26,7 @@ def shape_rewards(
     kl_coef: float,
     kl: str = "k1",
     score_clip: float | None = None,
+    divergence: Tensor | None = None,
 ) -> Tensor:
     """Put the score on the last real token and charge every token for its divergence from the reference.
 
@@ -42,6 +43,7 @@ def shape_rewards(
         kl_coef: Reward units per nat, ≥ 0.
         kl: Estimator: "k1", "k2" or "k3".
         score_clip: Largest absolute score that counts (of each token, for scores per token); None for no limit.
+        divergence: [B, T] KL_t that is known already, in the place of an estimate, in nats.
 
     Returns:
         [B, T] in reward units; 0 in masked slots, so a row without a real token is all 0.
@@ -67,7 +69,11 @@ def shape_rewards(
         rewards = keep(scores, mask)
     if score_clip is not None:
         rewards = rewards.clamp(-score_clip, score_clip)
-    penalty = _kl.estimate(kl, old_logprobs.detach(), ref_logprobs.detach(), mask=mask)
+    if divergence is None:
+        penalty = _kl.estimate(kl, old_logprobs.detach(), ref_logprobs.detach(), mask=mask)
+    else:
+        check_mask(mask, divergence=divergence)
+        penalty = keep(divergence.detach().to(rewards.dtype), mask)
     return rewards if kl_coef == 0 else rewards - kl_coef * penalty
 
 
