@@ -28,6 +28,14 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.covariance_losses import ClipCov as ClipCov, KLCov as KLCov
     from rlhf.algorithms.critics import OwnTrunk as OwnTrunk, SharedTrunk as SharedTrunk
     from rlhf.algorithms.distillation import OnPolicyDistillation as OnPolicyDistillation
+    from rlhf.algorithms.evaluation import Evaluation as Evaluation
+    from rlhf.algorithms.evaluation_metrics import (
+        BestAtK as BestAtK,
+        Distinct as Distinct,
+        PassAtK as PassAtK,
+        Perplexity as Perplexity,
+        WinRate as WinRate,
+    )
     from rlhf.algorithms.filters import (
         BestOfGroup as BestOfGroup,
         InformativeGroups as InformativeGroups,
@@ -36,6 +44,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.gmpo import GMPO as GMPO
     from rlhf.algorithms.grpo import DAPO as DAPO, GRPO as GRPO, DrGRPO as DrGRPO
     from rlhf.algorithms.gspo import GSPO as GSPO
+    from rlhf.algorithms.harness import LMEval as LMEval
     from rlhf.algorithms.kl import (
         KL as KL,
         Adaptive as Adaptive,
@@ -56,7 +65,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
         PolicyGradient as PolicyGradient,
         SequenceClip as SequenceClip,
     )
-    from rlhf.algorithms.ppo import PPO as PPO, Evaluation as Evaluation
+    from rlhf.algorithms.ppo import PPO as PPO
     from rlhf.algorithms.reinforce_plus_plus import (
         ReinforcePlusPlus as ReinforcePlusPlus,
         ReinforcePlusPlusBaseline as ReinforcePlusPlusBaseline,
@@ -66,6 +75,7 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.algorithms.reward_modelling import RewardModelling as RewardModelling
     from rlhf.algorithms.rloo import RLOO as RLOO
     from rlhf.algorithms.schedules import Constant as Constant, CosineDecay as CosineDecay, LinearDecay as LinearDecay
+    from rlhf.algorithms.selection import Averaged as Averaged, Best as Best, Last as Last
     from rlhf.algorithms.sft import SFT as SFT
     from rlhf.algorithms.vapo import VAPO as VAPO
     from rlhf.data.blenders import (
@@ -125,18 +135,21 @@ _MODULES = {
         "OptimalTokenBaseline",
         "Returns",
     ],
-    "rlhf.algorithms.averaging": ["EMA"],
+    "rlhf.algorithms.averaging": ["EMA", "Polyak", "SWA"],
     "rlhf.algorithms.cispo": ["CISPO"],
     "rlhf.algorithms.constraints": ["Constraint"],
     "rlhf.algorithms.corrections": ["MaskedIS", "TruncatedIS"],
     "rlhf.algorithms.covariance_losses": ["ClipCov", "KLCov"],
     "rlhf.algorithms.critics": ["OwnTrunk", "SharedTrunk"],
+    "rlhf.algorithms.evaluation": ["Evaluation"],
+    "rlhf.algorithms.evaluation_metrics": ["BestAtK", "Distinct", "PassAtK", "Perplexity", "WinRate"],
+    "rlhf.algorithms.harness": ["LMEval"],
     "rlhf.algorithms.distillation": ["OnPolicyDistillation"],
     "rlhf.algorithms.filters": ["BestOfGroup", "InformativeGroups", "ScoresAbove"],
     "rlhf.algorithms.gmpo": ["GMPO"],
     "rlhf.algorithms.grpo": ["DAPO", "DrGRPO", "GRPO"],
     "rlhf.algorithms.gspo": ["GSPO"],
-    "rlhf.algorithms.kl": ["Adaptive", "Fixed", "KL"],
+    "rlhf.algorithms.kl": ["Adaptive", "Budget", "Fixed", "KL", "Schedule"],
     "rlhf.algorithms.lagrangian": ["PPOLagrangian"],
     "rlhf.algorithms.normalization": ["ScoreNormalization"],
     "rlhf.algorithms.objectives": ["Entropy", "Imitation", "Mixture"],
@@ -150,13 +163,14 @@ _MODULES = {
         "PolicyGradient",
         "SequenceClip",
     ],
-    "rlhf.algorithms.ppo": ["Evaluation", "PPO"],
+    "rlhf.algorithms.ppo": ["PPO"],
     "rlhf.algorithms.reinforce_plus_plus": ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline"],
     "rlhf.algorithms.rejection_sampling": ["RejectionSampling"],
     "rlhf.algorithms.remax": ["ReMax"],
     "rlhf.algorithms.reward_modelling": ["RewardModelling"],
     "rlhf.algorithms.rloo": ["RLOO"],
     "rlhf.algorithms.schedules": ["Constant", "CosineDecay", "LinearDecay"],
+    "rlhf.algorithms.selection": ["Averaged", "Best", "Last"],
     "rlhf.algorithms.sft": ["SFT"],
     "rlhf.algorithms.vapo": ["VAPO"],
     "rlhf.data.blenders": ["Concatenate", "Curriculum", "Lesson", "Proportional", "RoundRobin", "Temperature"],

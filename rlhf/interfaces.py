@@ -664,6 +664,149 @@ class MetricSink(ABC):
         """Opens the sink for a stage, in the stage's folder."""
 
 
+# -------------------------------------------------------------------------------------------------------- evaluation
+
+
+class MetricSetup(ABC):
+    """What a metric of the evaluation is built with.
+
+    Attributes:
+        engine: Runs models.
+        tokenizer: The policy's.
+        prompts: The P held-out prompts, each once.
+        positions: The most tokens that the policy reads; None where it has no limit.
+        cache_dir: Where prepared data are kept, see :class:`rlhf.Experiment`.
+    """
+
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Prompts
+    positions: int | None
+    cache_dir: str | None
+
+    @abstractmethod
+    def judge(self, reward: RewardModel | None) -> Scorer:
+        """The scorer of a reward model, built once for all who name an equal one; None is the stage's own."""
+
+    @abstractmethod
+    def answers_of(self, policy: Policy) -> Rollout:
+        """Another policy's response to each prompt, by the random numbers of the evaluation. It is let go of then.
+
+        Raises:
+            UserError: it has another vocabulary, or no room for the responses.
+        """
+
+    @abstractmethod
+    def scores(self, judge: Scorer, rollout: Rollout) -> Tensor:
+        """[B] what a judge says of responses.
+
+        Raises:
+            NonFiniteError: a score is not finite.
+        """
+
+
+class Evaluated(ABC):
+    """The policy, or its average, at an evaluation. What one metric has asked for, others have without its costs.
+
+    Attributes:
+        policy: Its weights are those that are evaluated; :meth:`LiveEngine.evaluate` and ``generate`` may be called.
+    """
+
+    policy: LiveEngine
+
+    @abstractmethod
+    def samples(self, count: int = 1, sampling: Sampling | None = None) -> Sequence[Rollout]:
+        """Responses to the P held-out prompts, with the same random numbers at every evaluation.
+
+        Args:
+            count: How many to each prompt.
+            sampling: How they are drawn; None as the evaluation does.
+
+        Returns:
+            ``count`` rollouts of P rows. The first, as the evaluation draws it, is what its own figures are of. They
+            are the same whatever ``count`` is.
+        """
+
+    @abstractmethod
+    def scores(self, judge: Scorer, count: int = 1, sampling: Sampling | None = None) -> Tensor:
+        """[P, count] what a judge says of these responses, each scored once.
+
+        Raises:
+            NonFiniteError: a score is not finite.
+        """
+
+
+class LiveMetric(ABC):
+    """A metric with all that it needs."""
+
+    @abstractmethod
+    def __call__(self, evaluated: Evaluated) -> dict[str, float]:
+        """Figures by name, "" for that of the metric itself; weights and random states stay as they are."""
+
+
+class EvaluationMetric(ABC):
+    """Figures of a policy, taken at every evaluation: ``eval/<name>/<figure>``, by the name it is given."""
+
+    @property
+    @abstractmethod
+    def figures(self) -> tuple[str, ...] | None:
+        """The names of its figures; None where they are known only when it is built."""
+
+    def check(self, sampling: Sampling) -> list[str]:
+        """Problems with an evaluation that draws responses so, each ``"<setting>: <problem>; <remedy>"``."""
+        return []
+
+    @abstractmethod
+    def build(self, setup: MetricSetup) -> LiveMetric:
+        """Loads what it needs, once for all evaluations.
+
+        Raises:
+            UserError: it cannot be measured.
+        """
+
+
+class Worth(NamedTuple):
+    """What a selection says of an evaluation.
+
+    Attributes:
+        value: More is better; NaN is worth nothing.
+        averaged: Whether it is that of the average.
+        text: The figure and its value, for people.
+    """
+
+    value: float
+    averaged: bool
+    text: str
+
+
+class Selection(ABC):
+    """Which of a stage's weights become its ``model/``."""
+
+    averaged: ClassVar[bool] = False
+    """Whether the last weights that it takes are the average's."""
+    evaluates: ClassVar[bool] = False
+    """Whether it takes those of the best evaluation, by :meth:`worth`, and not the last ones."""
+
+    @abstractmethod
+    def check(self, *, every: int, averaged: bool, figures: Collection[str], prefixes: Collection[str]) -> list[str]:
+        """Problems with a stage, each ``"<setting>: <problem>; <remedy>"``.
+
+        Args:
+            every: Iterations between evaluations; 0 none.
+            averaged: Whether the weights are averaged.
+            figures: Of an evaluation of the policy, without ``eval/``.
+            prefixes: What further ones, whose names are known only then, begin with.
+        """
+
+    def worth(self, figures: Mapping[str, float]) -> Worth:
+        """How good weights are, from the figures of their evaluation.
+
+        Raises:
+            UserError: what it goes by is not among the figures.
+        """
+        raise NotImplementedError(f"{type(self).__name__} goes by no evaluation")
+
+
 # ------------------------------------------------------------------------------------------------------- algorithms
 
 
@@ -784,6 +927,8 @@ __all__ = [
     "Critic",
     "Deployment",
     "Engine",
+    "Evaluated",
+    "EvaluationMetric",
     "Inference",
     "KLController",
     "LanguageModel",
@@ -791,7 +936,9 @@ __all__ = [
     "LiveController",
     "LiveEngine",
     "LiveInference",
+    "LiveMetric",
     "LiveSink",
+    "MetricSetup",
     "MetricSink",
     "Objective",
     "OfflineAlgorithm",
@@ -804,7 +951,9 @@ __all__ = [
     "SamplerCorrection",
     "Schedule",
     "Scorer",
+    "Selection",
     "Source",
     "Template",
     "ValueHead",
+    "Worth",
 ]

@@ -150,6 +150,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "engines": Registry(interfaces.Engine),
     "inference": Registry(interfaces.Inference),
     "deployments": Registry(interfaces.Deployment),
+    "evaluation-metrics": Registry(interfaces.EvaluationMetric),
+    "selections": Registry(interfaces.Selection),
     "metric-sinks": Registry(interfaces.MetricSink),
 }
 """Every kind of component, under the name ``python -m rlhf.components`` knows it by."""

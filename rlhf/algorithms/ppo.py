@@ -13,6 +13,7 @@ from rlhf.algorithms.advantages import GAE
 from rlhf.algorithms.base import check_batch, check_positive
 from rlhf.algorithms.constraints import Constraint
 from rlhf.algorithms.critics import OwnTrunk
+from rlhf.algorithms.evaluation import Evaluation
 from rlhf.algorithms.functional import kl as kl_functions, losses
 from rlhf.algorithms.functional.rewards import shape_rewards
 from rlhf.algorithms.kl import KL
@@ -21,6 +22,7 @@ from rlhf.algorithms.objectives import Entropy, Imitation, Mixture
 from rlhf.algorithms.optimizers import AdamW
 from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.schedules import Constant
+from rlhf.algorithms.selection import Last
 from rlhf.data import fingerprint
 from rlhf.data.dataset import Data
 from rlhf.data.stored_rollouts import StoredRollouts
@@ -40,30 +42,10 @@ from rlhf.interfaces import (
     RolloutFilter,
     SamplerCorrection,
     Schedule,
+    Selection,
     WeightAverage,
 )
 from rlhf.types import Advantages, Batch, LossTerm, Outputs, Phase, Scored, Tally
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Sampling from fixed held-out prompts, the same random numbers every time.
-
-    Args:
-        every: Iterations between evaluations (the start and the end always count); 0 none at all.
-        prompts: How many held-out prompts.
-        rewards: Further judges by name, such as a known true reward: ``eval/<name>_score``.
-        sampling: How to sample; null as in training.
-    """
-
-    every: int = 0
-    prompts: int = 64
-    rewards: dict[str, RewardModel] = field(default_factory=dict)
-    sampling: Sampling | None = None
-
-    def __post_init__(self) -> None:
-        require(at_least=0, every=self.every)
-        require(at_least=1, prompts=self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +88,7 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         schedule: Of the policy's learning rate.
         max_grad_norm: Gradients are scaled down to this global norm; null leaves them.
         evaluation: Sampling on held-out prompts.
+        select: Which weights become the stage's model: the last, their average, or those at the best evaluation.
         save_every: Iterations between checkpoints; 0 none.
         save_rollouts: Responses of each iteration written to ``rollouts/``; ``all`` of them can be replayed.
         replay: Folder ``rollouts/`` of a run with ``save_rollouts: all``: iterations learn from what is stored there,
@@ -146,6 +129,7 @@ class PPO(OnlineAlgorithm, NeedsInputs):
     schedule: Schedule = Constant()
     max_grad_norm: float | None = 1.0
     evaluation: Evaluation = Evaluation()
+    select: Selection = Last()
     save_every: int = 0
     save_rollouts: int | Literal["all"] = 8
     replay: str | None = None
@@ -222,13 +206,19 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         if self.kl is None and (self.reference is not None or self.reference_average is not None):
             name = "reference" if self.reference is not None else "reference_average"
             problems.append(f"{name}: is given, but kl is null, so that nothing reads it; set kl, or {name} to null")
-        return problems
+        return problems + self._check_evaluation()
+
+    def _check_evaluation(self) -> list[str]:
+        found = self.evaluation.check(self.data, self.sampling)
+        return found + self.evaluation.check_selection(
+            self.select, averaged=self.averaging is not None, kl=self.kl is not None, mixture=self.mixture is not None
+        )
 
     def check_positions(self, positions: int, longest: int = 1) -> list[str]:
         """As everywhere; ``longest`` is the longest prompt's length where the data are known."""
         problems = []
-        for name, sampling in (("sampling", self.sampling), ("evaluation.sampling", self.evaluation.sampling)):
-            if sampling is not None and longest + sampling.max_new_tokens > positions:
+        for name, sampling in {"sampling": self.sampling, **self.evaluation.samplings()}.items():
+            if longest + sampling.max_new_tokens > positions:
                 prompt = "a prompt" if longest == 1 else f"the longest prompt, of {longest} tokens,"
                 problems.append(
                     f"{name}.max_new_tokens: is {sampling.max_new_tokens}, but the model has {positions} positions "

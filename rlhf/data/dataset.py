@@ -98,6 +98,12 @@ class Data:
         if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
             raise UserError(f"near_duplicates: {self.near_duplicates}; must be above 0 and at most 1")
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether the settings keep any row for evaluation."""
+        share = self.eval_fraction if self.eval_rows is None else self.eval_rows
+        return bool(self.eval_sources) or share > 0
+
     def template_of(self, source: str) -> Template:
         """The template of a source's rows."""
         return self.templates.get(source, self.template)

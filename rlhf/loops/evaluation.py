@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from rlhf.algorithms.evaluation import named
 from rlhf.algorithms.functional import kl as kl_functions
+from rlhf.algorithms.functional.evaluation import distinct_n
 from rlhf.algorithms.functional.rewards import per_response
 from rlhf.data.collate import collate_labelled, collate_prompts
-from rlhf.errors import UserError
+from rlhf.engines.checkpoint import restore_rng, rng_state
+from rlhf.errors import UserError, telling
+from rlhf.interfaces import RewardModel, Scorer
+from rlhf.loops.held_out import HeldOut, Responses
 from rlhf.loops.rollout_files import rollout_rows, write_rows
 from rlhf.loops.sources import mean_by_source
 from rlhf.types import Rollout, Tally
 
 if TYPE_CHECKING:
     from rlhf.loops.online import OnlineTrainer
-
-
-def distinct(responses: Sequence[Sequence[int]], n: int) -> float:
-    """Different n-grams over all n-grams of the responses' token ids; 0 where there are none.
-
-    Source: arXiv:1510.03055, section 5.
-    """
-    grams = [tuple(ids[start : start + n]) for ids in responses for start in range(len(ids) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else 0.0
-
-
-def response_ids(rollout: Rollout) -> list[list[int]]:
-    """The sampled ids of each response, end token included."""
-    ids = rollout.sequences.response_ids
-    return [row[mask].tolist() for row, mask in zip(ids, rollout.mask, strict=True)]
 
 
 class Evaluator:
@@ -54,8 +46,21 @@ class Evaluator:
         count = min(settings.prompts, len(examples)) if settings.every else 0
         rows = list(itertools.islice(examples, count))
         self.prompts = collate_prompts(rows) if rows else None
-        engine, tokenizer = trainer.algorithm.engine, trainer.tokenizer
-        self.judges = {name: judge.build(engine, tokenizer) for name, judge in settings.rewards.items()}
+        self.setup = None if self.prompts is None else HeldOut(trainer, self.prompts)
+        self.judges = {name: self._judge(reward) for name, reward in settings.rewards.items()}
+        self.metrics = {}
+        if self.setup is not None and settings.metrics:
+            state = rng_state()  # a model that is built may draw, and the training goes on as without it
+            for name, metric in settings.metrics.items():
+                with telling(f"evaluation.metrics.{name}"):
+                    self.metrics[name] = metric.build(self.setup)
+            restore_rng(state)
+
+    def _judge(self, reward: RewardModel) -> Scorer:
+        trainer = self.trainer
+        if self.setup is None:
+            return reward.build(trainer.algorithm.engine, trainer.tokenizer)
+        return self.setup.judge(reward)
 
     def due(self) -> bool:
         """Whether this iteration is one to evaluate at."""
@@ -65,29 +70,31 @@ class Evaluator:
     def __call__(self, samples_to: Path | None = None) -> dict[str, float]:
         """Figures ``eval/…`` of the policy and ``eval/ema/…`` of its average; writes the samples where asked."""
         trainer = self.trainer
-        figures, rows = self._judge()
+        figures, rows = self._evaluate()
         metrics = {f"eval/{name}": value for name, value in figures.items()}
         if samples_to is not None:
             write_rows(samples_to, rows)
         if trainer.average is not None and trainer.iteration:
             with trainer.policy.substituted(trainer.average.shards):
-                figures, rows = self._judge()
+                figures, rows = self._evaluate()
             metrics |= {f"eval/ema/{name}": value for name, value in figures.items()}
             if samples_to is not None:
                 write_rows(samples_to.with_name(f"{samples_to.stem}_ema.jsonl"), rows)
         return {"step": trainer.steps, "iteration": trainer.iteration, **metrics}
 
-    def _judge(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    def _evaluate(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Figures of the policy as it is, and its samples with their scores."""
         trainer = self.trainer
-        assert self.prompts is not None
-        sampling = self.settings.sampling or trainer.algorithm.sampling
-        rollout = trainer.sample(self.prompts, seed=trainer.context.seed_for("evaluation"), sampling=sampling)
+        assert self.setup is not None
+        responses = Responses(self.setup)
+        (rollout,) = responses.samples()
         scores = {"score": trainer.scorer(rollout)}
         scores |= {f"{name}_score": judge(rollout) for name, judge in self.judges.items()}
         tally, rows = Tally(), rollout_rows(rollout)
         figures = {}
+        totals: dict[str, Tensor] = {}
         for name, found in scores.items():
-            total = per_response(found.total, rollout.mask)
+            total = totals[name] = per_response(found.total, rollout.mask)
             if len(trainer.data.heldout.sizes) > 1:
                 mean_by_source(tally, name, total, rollout.prompts.source)
             figures[f"{name}_std"] = float(total.double().std()) if len(total) > 1 else 0.0
@@ -95,9 +102,19 @@ class Evaluator:
                 tally.mean(key, values)
                 for row, value in zip(rows, values.tolist(), strict=True):
                     row[key] = value
+        self._of_models(tally, rollout)
+        tally.mean("length", rollout.mask.sum(1))
+        tally.mean("truncated_fraction", ~rollout.ended)
+        figures["distinct_2"] = float(distinct_n(rollout.sequences.response_ids, rollout.mask, n=2))
+        return {**tally.compute(), **figures, **self._measure(responses, totals)}, rows
+
+    def _of_models(self, tally: Tally, rollout: Rollout) -> None:
+        """What the policy and the reference say of the responses, and the policy of the mixture's texts."""
+        trainer = self.trainer
         if trainer.reference is not None:
+            temperature = (self.settings.sampling or trainer.algorithm.sampling).temperature
             policy, reference = (
-                trainer.infer(engine, rollout, ("logprobs",), temperature=sampling.temperature)["logprobs"]
+                trainer.infer(engine, rollout, ("logprobs",), temperature=temperature)["logprobs"]
                 for engine in (trainer.policy, trainer.reference)
             )
             tally.mean("kl", kl_functions.k1(policy, reference, mask=rollout.mask).sum(1))
@@ -107,7 +124,17 @@ class Evaluator:
             for batch, output in zip(batches, outputs, strict=True):
                 assert output.logprobs is not None
                 tally.mean("mixture_loss", -output.logprobs, batch.mask)
-        tally.mean("length", rollout.mask.sum(1))
-        tally.mean("truncated_fraction", ~rollout.ended)
-        figures["distinct_2"] = distinct(response_ids(rollout), 2)
-        return {**tally.compute(), **figures}, rows
+
+    def _measure(self, responses: Responses, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        """Figures of the metrics, which need not score again what has been scored."""
+        scorers = {"score": self.trainer.scorer, **{f"{name}_score": judge for name, judge in self.judges.items()}}
+        for name, total in totals.items():
+            responses.note(scorers[name], total)
+        found: dict[str, float] = {}
+        state = rng_state() if self.metrics else {}
+        for name, metric in self.metrics.items():
+            with telling(f"evaluation.metrics.{name}"):
+                found |= named(name, metric(responses))
+        if state:
+            restore_rng(state)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.nan_dump import nan_dumped
 from rlhf.loops.online import OnlineTrainer
 from rlhf.loops.rollout_files import experience_rows, write_rows
+from rlhf.loops.selection import Selector
 from rlhf.loops.update import Update, skipped
 from rlhf.metrics import MetricsFile, peak_memory_gb
 from rlhf.models.modules import PolicyModel
@@ -36,6 +38,7 @@ class OnlineStage:
         self.algorithm, self.context = algorithm, context
         self.trainer = OnlineTrainer(algorithm, context)
         self.evaluator = Evaluator(self.trainer)
+        self.selector = Selector(self.trainer, self._export)
         self.checkpoints = context.checkpoints()
         self.resumed: Loaded | None = None
         self.rollouts = context.directory / "rollouts"
@@ -46,6 +49,7 @@ class OnlineStage:
         if self.resumed is None and (found := self.checkpoints.load(checkpoint)) is not None:
             with fitting(found.path):
                 self.trainer.load_state_dict({**found.shared, **found.own})
+                self.selector.load_state_dict(found.shared.get("selection"))
                 if found.own:
                     restore_rng(found.own["rng"])
             self.resumed = found
@@ -53,6 +57,7 @@ class OnlineStage:
     def fit(self) -> dict[str, float]:
         """All iterations, then the export. Returns the last figures."""
         self.resume()
+        self.selector.check()
         trainer, found = self.trainer, self.resumed
         last: dict[str, float] = {}
         with (
@@ -74,7 +79,7 @@ class OnlineStage:
                 if trainer.iteration < self.algorithm.iterations:
                     self._save_if_due(metrics, f"iteration {trainer.iteration} of {self.algorithm.iterations} is saved")
             self.save()
-            for note in skipped(last):
+            for note in (*self.selector.notes(), *skipped(last)):
                 progress.say(f"{self.context.name}: {note}")
         return last
 
@@ -132,6 +137,7 @@ class OnlineStage:
             return {}
         samples_to = self.rollouts / f"evaluation_{self.trainer.iteration:06d}.jsonl"
         figures = self.evaluator(samples_to if self.context.writes else None)
+        figures |= self.selector.observe(figures)
         metrics.write(figures)
         return figures
 
@@ -162,28 +168,31 @@ class OnlineStage:
 
     def _save_checkpoint(self, metrics: MetricsFile) -> None:
         start, trainer = time.perf_counter(), self.trainer
-        shared = {**trainer.state_dict(), "metrics": metrics.position()}
+        shared = {**trainer.state_dict(), "metrics": metrics.position(), "selection": self.selector.state_dict()}
         shared["engine_settings"] = repr(self.algorithm.engine)
         about = {
             "stage": self.context.name,
             "algorithm": type(self.algorithm).__qualname__,
             "iteration": trainer.iteration,
             "rollouts": trainer.iteration + (trainer.update is not None),
+            **self.selector.about(),
         }
         self.checkpoints.save(trainer.steps, shared, {"rng": rng_state()}, about=about)
+        self.selector.saved()
         self.saving = time.perf_counter() - start
 
     def save(self) -> None:
-        """Writes ``model/``, and ``ema/`` where the weights are averaged."""
-        trainer = self.trainer
-        self._export("model")
-        if trainer.average is not None:
-            with trainer.policy.substituted(trainer.average.shards):
-                self._export("ema")
+        """Writes ``model/``, as the settings select it, and ``ema/`` where the weights are averaged."""
+        self.selector.save()
+        if self.trainer.average is not None:
+            self._export("ema", averaged=True)
 
-    def _export(self, output: str) -> None:
+    def _export(self, output: str, *, averaged: bool = False) -> None:
+        """The policy, or its average, as a folder of the stage."""
         trainer, directory = self.trainer, self.context.directory / output
-        state = trainer.policy.full_state()
-        if self.context.writes:
-            save_language_model(directory, cast(PolicyModel, trainer.policy.model), trainer.tokenizer, state)
-            save_usage(directory, self.algorithm.data.template, self.algorithm.sampling)
+        average = trainer.average if averaged else None
+        with contextlib.nullcontext() if average is None else trainer.policy.substituted(average.shards):
+            state = trainer.policy.full_state()
+            if self.context.writes:
+                save_language_model(directory, cast(PolicyModel, trainer.policy.model), trainer.tokenizer, state)
+                save_usage(directory, self.algorithm.data.template, self.algorithm.sampling)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.report.runs import RunRecord, Series, StageRecord
@@ -21,11 +22,13 @@ class Chart:
         title: What it shows.
         unit: Of the vertical axis.
         lines: Name of each line by figure. ``*`` in a figure's name stands for any word, which the title may repeat.
+        against: By figure, the KL whose square root it is drawn against; empty where it is drawn over the training.
     """
 
     title: str
     unit: str
     lines: dict[str, str]
+    against: dict[str, str] = field(default_factory=dict)
 
 
 def _one(figure: str, title: str, unit: str) -> Chart:
@@ -51,6 +54,7 @@ GROUPS: dict[str, list[Chart]] = {
         _one("reward/score", "Score of the rollouts", "per response"),
         _one("reward/total", "Reward after the KL penalty", "per response"),
         _one("reward/*", "Part “*” of the score", "per response"),
+        _one("select/step", "Step whose weights are the best so far", "optimiser step"),
     ],
     "Distance from the reference": [
         _with_heldout("KL from the reference", "nats per response", "kl/sequence", "kl"),
@@ -127,12 +131,13 @@ GROUPS: dict[str, list[Chart]] = {
         _one("memory/peak_gb", "Peak memory", "GB"),
     ],
 }
+FRONTIER = "Reward against distance"
 BY_SOURCE = "By source"
 SOURCE = re.compile("(.+)/source/(.+)")
 FURTHER = "Further figures"
-OPEN = ("Reward", "Distance from the reference", "Answers", "Losses", "Value", BY_SOURCE, FURTHER)
+OPEN = ("Reward", "Distance from the reference", FRONTIER, "Answers", "Losses", "Value", BY_SOURCE, FURTHER)
 """Groups that are unfolded when the page opens."""
-TOLD_ELSEWHERE = ("update/", "data/", "normalisation/")
+TOLD_ELSEWHERE = ("update/", "data/", "normalisation/", "select/iteration")
 
 
 def charts(names: Iterable[str]) -> dict[str, list[Chart]]:
@@ -150,8 +155,36 @@ def charts(names: Iterable[str]) -> dict[str, list[Chart]]:
             left.remove(name)
     if by_source:
         groups[BY_SOURCE] = [Chart(f"{figure}, by source", "", lines) for figure, lines in by_source.items()]
-    further = [_one(name, name, "") for name in left if not name.endswith("_std")]
+    further = [chart for name in left if not name.endswith("_std") and (chart := _further(name, left))]
     return {**groups, FURTHER: further} if further else groups
+
+
+def _further(name: str, left: list[str]) -> Chart | None:
+    """A figure that nobody knows, the average's beside the policy's; None for the average's then."""
+    average = name.replace("eval/", "eval/ema/", 1)
+    if name.startswith("eval/") and average in left:
+        return Chart(name, "", {name: "policy", average: "its average (EMA)"})
+    beside = name.startswith("eval/ema/") and name.replace("eval/ema/", "eval/", 1) in left
+    return None if beside else _one(name, name, "")
+
+
+def frontiers(names: Sequence[str]) -> list[Chart]:
+    """What was gained for how much distance: each judge's score against √KL, over the evaluations.
+
+    Source: arXiv:2210.10760, whose d is √KL.
+    """
+    found = []
+    for name in names:
+        match = re.fullmatch("eval/(?:([^/]+)_)?score", name)
+        if match is None or "eval/kl" not in names:
+            continue
+        average = name.replace("eval/", "eval/ema/", 1)
+        lines, against = {name: "policy"}, {name: "eval/kl"}
+        if average in names and "eval/ema/kl" in names:
+            lines[average], against[average] = "its average (EMA)", "eval/ema/kl"
+        title = "KL–reward frontier" + (f" by the judge “{match[1]}”" if match[1] else "")
+        found.append(Chart(title, "per response", lines, against))
+    return found
 
 
 def _filled(pattern: Chart, left: list[str]) -> list[Chart]:
@@ -180,14 +213,19 @@ def traces(
     by_iteration = all(stage.progress for _, stage in stages)
     for run, stage in stages:
         for index, (figure, label) in enumerate(chart.lines.items()):
-            series = thinned(stage.series(figure), largest=figure.endswith("_max"))
+            series = stage.series(figure)
+            if chart.against:
+                series, places = _with_distances(series, stage.series(chart.against[figure]))
+            else:
+                series = thinned(series, largest=figure.endswith("_max"))
+                places = [stage.progress.get(at, at) for at in series.steps] if by_iteration else series.steps
             if series.values:
                 names = [run.name if several else "", label if len(chart.lines) > 1 else ""]
                 found.append(
                     {
-                        "x": [stage.progress.get(at, at) for at in series.steps] if by_iteration else series.steps,
+                        "x": places,
                         "y": series.values,
-                        "steps": series.steps if by_iteration else None,
+                        "steps": series.steps if by_iteration or chart.against else None,
                         "name": " · ".join(part for part in names if part) or figure,
                         "figure": figure,
                         "colour": runs.index(run) if several else index,
@@ -195,6 +233,14 @@ def traces(
                     }
                 )
     return found
+
+
+def _with_distances(series: Series, kl: Series) -> tuple[Series, list[float]]:
+    """The points of a figure where the KL is known too, and its square roots; an estimate below 0 counts as 0."""
+    known = dict(zip(kl.steps, kl.values, strict=True))
+    rows = [row for row in zip(*series, strict=True) if row[0] in known]
+    steps, values, iterations = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+    return Series(steps, values, iterations), [math.sqrt(max(known[step], 0.0)) for step in steps]
 
 
 def steady(lines: Sequence[dict[str, Any]]) -> bool:

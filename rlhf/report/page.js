@@ -27,11 +27,11 @@ function lines(chart) {
     y: trace.y,
     name: plain(trace.name),
     type: "scatter",
-    mode: trace.x.length < 25 ? "lines+markers" : "lines",
+    mode: chart.across || trace.x.length < 25 ? "lines+markers" : "lines",
     line: { color: css(`--c${trace.colour % 8}`), width: 1.9, dash: dashes[trace.dash % 4] },
     marker: { size: 5 },
     text: (trace.steps ?? trace.x).map((step) => (trace.steps ? ` · step ${step}` : "")),
-    hovertemplate: "%{y:.4g}%{text}",
+    hovertemplate: (chart.across ? "%{y:.4g} at %{x:.3g}" : "%{y:.4g}") + "%{text}",
   }));
 }
 
@@ -43,11 +43,11 @@ function layout(chart) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: css("--sans"), size: 11.5, color: css("--muted") },
-    xaxis: { ...axis, title: { text: chart.traces.some((trace) => trace.steps) ? "iteration" : "optimiser step", standoff: 6, font: { size: 11.5 } }, showgrid: false, nticks: 6 },
+    xaxis: { ...axis, title: { text: chart.across ?? (chart.traces.some((trace) => trace.steps) ? "iteration" : "optimiser step"), standoff: 6, font: { size: 11.5 } }, showgrid: false, nticks: 6 },
     yaxis: { ...axis, nticks: 5, exponentformat: "power" },
     showlegend: chart.traces.length > 1,
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
-    hovermode: "x unified",
+    hovermode: chart.across ? "closest" : "x unified",
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 } },
   };
 }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rlhf.errors import UserError
 from rlhf.files import atomic_text
 from rlhf.report import settings
-from rlhf.report.curves import OPEN, Chart, charts, steady, traces
+from rlhf.report.curves import FRONTIER, OPEN, Chart, charts, frontiers, steady, traces
 from rlhf.report.findings import ANSWERS, PAID, Finding, findings, said_to_be_paid
 from rlhf.report.measures import word_in
 from rlhf.report.paid import Trait, traits
@@ -177,19 +177,10 @@ def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> S
     records = [(run, stage) for run in runs if (stage := run.stage(name)) is not None]
     names = list(dict.fromkeys(figure for _, stage in records for figure in stage.names))
     groups: dict[str, Group] = {}
-    for group, members in charts(names).items():
-        drawn: list[Figure] = []
-        still: dict[str, float] = {}
-        for chart in members:
-            lines = traces(chart, records, runs)
-            if steady(lines):
-                still |= {line["figure"]: line["y"][-1] for line in lines}
-                continue
-            key = f"chart-{len(data['charts']) + 1}"
-            data["charts"][key] = {"title": chart.title, "traces": lines}
-            drawn.append(Figure(key, chart))
-        if drawn or still:
-            groups[group] = Group(drawn, still)
+    for group, members in _with_frontiers(charts(names), frontiers(names)).items():
+        found = _group(members, records, runs, data)
+        if found.figures or found.steady:
+            groups[group] = found
     rollouts = {run.name: found for run, stage in records if (found := sampled(stage))}
     layers = {run: list(scales(found)) for run, found in rollouts.items()}
     for run, found in rollouts.items():
@@ -198,6 +189,38 @@ def _stage_view(name: str, runs: Sequence[RunRecord], data: dict[str, Any]) -> S
     goes_with = {run.name: found for run, stage in records if (found := traits(stage))}
     paid = {run.name: found[0] for run, stage in records if (found := said_to_be_paid(stage))}
     return StageView(name, records, _tiles(names, records), groups, goes_with, paid, told, rollouts, layers)
+
+
+def _with_frontiers(groups: dict[str, list[Chart]], drawn: list[Chart]) -> dict[str, list[Chart]]:
+    """The groups with the frontiers, behind what they are made of."""
+    found: dict[str, list[Chart]] = {}
+    before = [name for name in groups if name in ("Reward", "Distance from the reference")]
+    for name, members in groups.items():
+        found[name] = members
+        if name in before[-1:]:
+            found[FRONTIER] = drawn
+    return found
+
+
+def _group(
+    members: Sequence[Chart],
+    records: Sequence[tuple[RunRecord, StageRecord]],
+    runs: Sequence[RunRecord],
+    data: dict[str, Any],
+) -> Group:
+    """A group's charts, what they are drawn from in ``data``; what a frontier is made of stands elsewhere."""
+    drawn: list[Figure] = []
+    still: dict[str, float] = {}
+    for chart in members:
+        lines = traces(chart, records, runs)
+        if steady(lines):
+            still |= {} if chart.against else {line["figure"]: line["y"][-1] for line in lines}
+            continue
+        key = f"chart-{len(data['charts']) + 1}"
+        across = "√ of the KL from the reference" if chart.against else None
+        data["charts"][key] = {"title": chart.title, "traces": lines, "across": across}
+        drawn.append(Figure(key, chart))
+    return Group(drawn, still)
 
 
 def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -> list[Tile]:
@@ -223,6 +246,7 @@ def _anchors(stages: Sequence[StageView]) -> dict[tuple[str, str], str]:
         for stage in stages
         for group in stage.groups.values()
         for figure in group.figures
+        if not figure.chart.against
         for name in figure.chart.lines
     }
     for position, stage in enumerate(stages, 1):

@@ -20,6 +20,8 @@ DONE = "done.json"
 STOPPED = "stopped.json"
 """Why a stage ended before its time: the text of the error, or an empty one where it was asked to stop. Of a stage that
 runs, or was killed, there is none."""
+BEST = "best"
+"""Weights of the evaluations that were the best in their time, while a checkpoint may still go back to them."""
 KEPT_BY_SINKS = ("tensorboard", "wandb", "wandb.json")
 
 
@@ -135,7 +137,7 @@ def origin(checkpoint: Path) -> Path:
 
 
 def adopt(checkpoint: Path, folder: Path, directory: Path) -> None:
-    """Puts a checkpoint, and the figures and rollouts up to it, into the new folder of a stage.
+    """Puts a checkpoint, and the figures, rollouts and best weights up to it, into the new folder of a stage.
 
     Args:
         checkpoint: Of this stage or another.
@@ -145,6 +147,8 @@ def adopt(checkpoint: Path, folder: Path, directory: Path) -> None:
     source, about = origin(checkpoint), read_manifest(checkpoint)["about"]
     link_tree(checkpoint, folder / "checkpoints" / checkpoint.name)
     atomic_text(folder / "checkpoints" / "latest", checkpoint.name)
+    if best := about.get(BEST):
+        link_tree(source / BEST / best, folder / BEST / best)
     shutil.copy2(source / "metrics.jsonl", folder)  # never linked: it is written on
     for path in sorted((source / "rollouts").glob("*.jsonl")):
         kind, _, rest = path.stem.partition("_")

@@ -1,15 +1,21 @@
 """Evaluation on fixed prompts, with the same random numbers every time."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 import tiny_runs
+import torch
 
 from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.evaluation import Evaluation
+from rlhf.algorithms.evaluation_metrics import BestAtK
 from rlhf.algorithms.objectives import Mixture
-from rlhf.algorithms.ppo import Evaluation
 from rlhf.engines.inference.sampling import Sampling
-from rlhf.loops.evaluation import Evaluator, distinct, response_ids
+from rlhf.errors import UserError
+from rlhf.interfaces import EvaluationMetric, LiveMetric
+from rlhf.loops.evaluation import Evaluator
 from rlhf.loops.online import OnlineTrainer
 from rlhf.models.rewards import Ensemble, LengthPenalty, Weighted
 
@@ -18,11 +24,6 @@ def evaluator(directory, **settings):
     usual = {"evaluation": Evaluation(every=2, prompts=4)}
     trainer = OnlineTrainer(tiny_runs.ppo(**{**usual, **settings}), tiny_runs.context(directory))
     return trainer, Evaluator(trainer)
-
-
-def test_distinct_by_hand():
-    assert distinct([[1, 2, 1, 2], [1, 2]], 2) == 2 / 4  # 12, 21, 12 and 12
-    assert distinct([[1]], 2) == 0 and distinct([[1, 2, 3]], 1) == 1
 
 
 def test_evaluations_are_paired_and_move_nothing(tmp_path):
@@ -106,7 +107,47 @@ def test_without_held_out_prompts_it_cannot_be_asked_for(tmp_path):
         evaluator(tmp_path, data=tiny_runs.data("prompt", eval_rows=0))
 
 
-def test_response_ids_are_without_pads(tmp_path):
-    trainer, evaluate = evaluator(tmp_path)
-    rollout = trainer.sample(evaluate.prompts, seed=1)
-    assert [len(ids) for ids in response_ids(rollout)] == rollout.mask.sum(1).tolist()
+class Drawing(EvaluationMetric, LiveMetric):
+    """Draws from every generator there is, when it is built and when it measures."""
+
+    figures = ("",)
+
+    def build(self, setup):
+        return self(setup) and self
+
+    def __call__(self, evaluated):
+        return {"": float(torch.rand(1)) + random.random() + float(np.random.rand())}
+
+
+def test_metrics_leave_all_other_figures_and_the_training_as_they_are(tmp_path):
+    dropout = {"policy": tiny_runs.policy(dropout=0.1), "averaging": EMA(decay=0.5)}
+    found = []
+    for name, metrics in (("without", {}), ("with", {"drawn": Drawing(), "best": BestAtK(samples=3, k=[3])})):
+        settings = Evaluation(every=1, prompts=4, metrics=metrics)
+        trainer, evaluate = evaluator(tmp_path / name, evaluation=settings, **dropout)
+        figures = evaluate()
+        figures |= {f"trained {key}": v for key, v in trainer.train_rlhf(trainer.generate_experience()).items()}
+        found.append((figures | {f"later {key}": value for key, value in evaluate().items()}, torch.rand(1)))
+    (without, drawn), (with_metrics, drawn_too) = found
+    assert drawn == drawn_too
+    timed = ("trained time/", "trained throughput/", "trained memory/")
+    assert {k: v for k, v in without.items() if not k.startswith(timed)} == {
+        key: value
+        for key, value in with_metrics.items()
+        if not key.startswith(timed) and not key.endswith(("/drawn", "/best"))
+    }
+    added = {key.removeprefix("later ") for key in with_metrics} - {key.removeprefix("later ") for key in without}
+    assert added == {"eval/drawn", "eval/best", "eval/ema/drawn", "eval/ema/best"}
+
+
+def test_a_metric_that_cannot_be_built_is_told_with_its_place(tmp_path):
+    class Refusing(Drawing):
+        def build(self, setup):
+            raise UserError("never")
+
+    with pytest.raises(UserError, match=r"evaluation\.metrics\.mine: never"):
+        evaluator(tmp_path, evaluation=Evaluation(every=1, metrics={"mine": Refusing()}))
+
+
+def test_metrics_are_not_built_where_nothing_is_evaluated(tmp_path):
+    assert evaluator(tmp_path, evaluation=Evaluation(metrics={"best": BestAtK()}))[1].metrics == {}

@@ -3,7 +3,7 @@
 import pytest
 from run_folders import config, simple, stage
 
-from rlhf.report.curves import BY_SOURCE, FURTHER, GROUPS, charts, steady, thinned, traces
+from rlhf.report.curves import BY_SOURCE, FURTHER, GROUPS, charts, frontiers, steady, thinned, traces
 from rlhf.report.runs import Series, read_runs
 
 
@@ -32,6 +32,40 @@ def test_a_figure_that_nobody_knows_is_drawn_all_the_same():
         "Terms of the loss": ["Term “mine”"],
         FURTHER: ["mine/own"],
     }
+
+
+def test_a_metric_of_the_evaluation_has_the_averages_beside_it():
+    found = charts(["eval/wins", "eval/best/8", "eval/ema/wins", "eval/ema/odd"])[FURTHER]
+    assert [(chart.title, chart.lines) for chart in found] == [
+        ("eval/wins", {"eval/wins": "policy", "eval/ema/wins": "its average (EMA)"}),
+        ("eval/best/8", {"eval/best/8": ""}),
+        ("eval/ema/odd", {"eval/ema/odd": ""}),
+    ]
+
+
+def test_each_judge_has_a_frontier_where_the_kl_is_known():
+    names = ["eval/score", "eval/gold_score", "eval/kl", "eval/ema/score", "eval/ema/kl", "eval/score/part", "eval/x"]
+    one, gold = frontiers(names)
+    assert (one.title, gold.title) == ("KL–reward frontier", "KL–reward frontier by the judge “gold”")
+    assert one.against == {"eval/score": "eval/kl", "eval/ema/score": "eval/ema/kl"}
+    assert gold.lines == {"eval/gold_score": "policy"}
+    assert frontiers(["eval/score"]) == frontiers(["eval/kl"]) == []
+
+
+def test_a_frontier_has_a_point_for_each_evaluation(tmp_path):
+    config(tmp_path, {"ppo": {"class_path": "rlhf.PPO", "init_args": {}}})
+    rows = [
+        {"step": 0, "iteration": 0, "eval/score": 1.0, "eval/kl": -1e-9},
+        {"step": 1, "iteration": 1, "loss": 1.0},
+        {"step": 2, "iteration": 1, "eval/score": 2.0, "eval/kl": 4.0, "eval/ema/score": 1.5, "eval/ema/kl": 1.0},
+        {"step": 4, "iteration": 2, "eval/score": 3.0, "eval/kl": None, "eval/ema/score": 2.5, "eval/ema/kl": 9.0},
+    ]
+    stage(tmp_path / "ppo", rows)
+    run = read_runs([tmp_path])[0]
+    (chart,) = frontiers(run.stages[0].names)
+    policy, average = traces(chart, [(run, run.stages[0])], [run])
+    assert (policy["x"], policy["y"], policy["steps"]) == ([0.0, 2.0], [1.0, 2.0], [0, 2])
+    assert (average["x"], average["y"], average["name"]) == ([1.0, 3.0], [1.5, 2.5], "its average (EMA)")
 
 
 def test_the_sources_of_a_figure_are_one_chart():

@@ -175,6 +175,26 @@ def test_figures_that_do_not_move_are_told_in_words(tmp_path):
     assert [chart["title"] for chart in json.loads(found.scripts["data"])["charts"].values()] == ["Loss"]
 
 
+def test_what_was_gained_for_how_much_kl_is_drawn(tmp_path):
+    config(tmp_path, {"ppo": {"class_path": "rlhf.PPO", "init_args": {}}})
+    rows = [
+        {"step": n, "iteration": n, "eval/score": n, "eval/gold_score": 1.0, "eval/kl": n * n, "kl/sequence": n}
+        for n in (0, 1, 2)
+    ]
+    stage(tmp_path / "ppo", rows)
+    found = Page(write_report([tmp_path]).read_text())
+    charts = json.loads(found.scripts["data"])["charts"]
+    drawn = {chart["title"]: chart for chart in charts.values()}
+    assert drawn["KL–reward frontier"]["across"] == "√ of the KL from the reference"
+    (line,) = drawn["KL–reward frontier"]["traces"]
+    assert (line["x"], line["y"], line["steps"]) == ([0, 1, 2], [0, 1, 2], [0, 1, 2])
+    assert drawn["Score on held-out prompts"]["across"] is None
+    assert "Reward against distance" in found.text and "√" not in found.text  # the axis is the script's to write
+    # a judge that does not move is told once, and has no frontier
+    assert found.text.count("eval/gold_score") == 1 and "by the judge “gold”" not in str(drawn)
+    assert found.text.index("KL from the reference") < found.text.index("KL–reward frontier")
+
+
 def test_links_lead_to_what_is_there(page):
     ids = {a["id"] for _, a in page.tags if "id" in a}
     links = [a["href"] for tag, a in page.tags if tag == "a"]

@@ -7,13 +7,14 @@ Rules that hold in every module:
 * results are float32 (float64 where an input is float64), computed in that precision whatever comes in;
 * arguments are never written to, statistics are two-pass, hyper-parameters are keyword-only.
 
-Shape letters: B batch, T response tokens, V vocabulary.
+Shape letters: B batch, T response tokens, V vocabulary; P prompts with n responses each.
 """
 
 from rlhf.algorithms.functional import (
     advantages,
     baselines,
     corrections,
+    evaluation,
     kl,
     logprobs,
     losses,
@@ -28,6 +29,7 @@ __all__ = [
     "advantages",
     "baselines",
     "corrections",
+    "evaluation",
     "kl",
     "logprobs",
     "losses",
