@@ -344,6 +344,10 @@ class LiveController(Stateful, ABC):
 class KLController(ABC):
     """The weight of the KL penalty over time."""
 
+    def check(self, *, responses: int) -> str | None:
+        """Why it cannot follow iterations of so many responses; None where it can."""
+        return None
+
     @abstractmethod
     def build(self, *, iterations: int) -> LiveController:
         """The coefficient before the first of so many iterations."""
@@ -361,6 +365,10 @@ class LiveAverage(Stateful, ABC):
 
 class WeightAverage(ABC):
     """A running average of the policy's weights, exported beside them."""
+
+    def check(self, *, steps: int) -> str | None:
+        """Why it is of no use in a run of so many optimiser steps; None where it is."""
+        return None
 
     @abstractmethod
     def build(self, master: Sequence[Tensor]) -> LiveAverage:

@@ -95,6 +95,11 @@ class SWA(_ByShares):
         require(at_least=0, start=self.start)
         require(at_least=1, every=self.every)
 
+    def check(self, *, steps: int) -> str | None:
+        if self.start < steps:
+            return None
+        return f"start: {self.start}, but the policy makes {steps} optimiser steps, so nothing is averaged; lower it"
+
     def share(self, step: int) -> float:
         if step <= self.start:
             return 1.0

@@ -46,6 +46,16 @@ class Fixed(KLController):
         return _FixedCoefficient(self.coef)
 
 
+def _too_fast(horizon: int, clip: float, responses: int) -> str | None:
+    """Why one iteration could turn the coefficient negative; None where it cannot."""
+    if clip * responses < horizon:
+        return None
+    return (
+        f"horizon: {horizon}, but an iteration of {responses} responses and clip {clip:g} could turn the coefficient "
+        f"negative; set it above {clip * responses:g}"
+    )
+
+
 class _AdaptiveCoefficient(_FixedCoefficient):
     def __init__(self, settings: Adaptive) -> None:
         super().__init__(settings.coef)
@@ -80,6 +90,9 @@ class Adaptive(KLController):
         require(at_least=0, coef=self.coef)
         if self.target <= 0 or self.horizon <= 0:
             raise UserError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
+
+    def check(self, *, responses: int) -> str | None:
+        return _too_fast(self.horizon, self.clip, responses)
 
     def build(self, *, iterations: int) -> LiveController:
         return _AdaptiveCoefficient(self)
@@ -173,6 +186,9 @@ class Budget(KLController):
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef)
         require(above=0, budget=self.budget, horizon=self.horizon, clip=self.clip)
+
+    def check(self, *, responses: int) -> str | None:
+        return _too_fast(self.horizon, self.clip, responses)
 
     def build(self, *, iterations: int) -> LiveController:
         return _BudgetedCoefficient(self, iterations)

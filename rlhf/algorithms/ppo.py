@@ -201,6 +201,12 @@ class PPO(OnlineAlgorithm, NeedsInputs):
                 if asks:
                     name = type(getattr(self, setting)).__name__
                     problems.append(f"rescore: is false, but {name} reads what only the trainer knows; set it to true")
+        if self.kl is not None and (reason := self.kl.controller.check(responses=self.learnt)):
+            problems.append(f"kl.controller.{reason}")
+        for setting in ("averaging", "reference_average"):
+            average: WeightAverage | None = getattr(self, setting)
+            if average is not None and (reason := average.check(steps=self.policy_steps)):
+                problems.append(f"{setting}.{reason}")
         if self.reference is not None and self.reference_average is not None:
             problems.append("reference: a frozen model, and reference_average follows the policy; set one to null")
         if self.kl is None and (self.reference is not None or self.reference_average is not None):

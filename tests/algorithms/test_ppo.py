@@ -7,9 +7,9 @@ import tiny_runs
 import torch
 
 from rlhf.algorithms.advantages import GAE, GroupNorm
-from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.averaging import EMA, SWA
 from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
-from rlhf.algorithms.kl import KL, Fixed
+from rlhf.algorithms.kl import KL, Adaptive, Budget, Fixed
 from rlhf.algorithms.objectives import Entropy, Mixture
 from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.ppo import Evaluation
@@ -163,3 +163,14 @@ def test_settings_out_of_range_are_refused(settings):
 def test_a_policy_that_would_only_wait_for_its_critic_is_refused():
     problems = tiny_runs.ppo(critic=OwnTrunk(warmup_iterations=2), iterations=2).check()
     assert ["policy would never learn" in problem for problem in problems] == [True]
+
+
+def test_parts_that_do_not_fit_the_length_of_a_run_are_refused():
+    for controller in (Adaptive(horizon=1), Budget(horizon=1)):
+        (problem,) = tiny_runs.ppo(kl=KL(controller=controller)).check()
+        assert problem.startswith("kl.controller.horizon: 1, but an iteration of 8 responses and clip 0.2 could")
+        assert tiny_runs.ppo(kl=KL(controller=type(controller)(horizon=2))).check() == []
+    for setting in ("averaging", "reference_average"):
+        (problem,) = tiny_runs.ppo(**{setting: SWA(start=6)}).check()
+        assert problem.startswith(f"{setting}.start: 6, but the policy makes 6 optimiser steps")
+        assert tiny_runs.ppo(**{setting: SWA(start=5)}).check() == []

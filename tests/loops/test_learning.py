@@ -34,10 +34,12 @@ def test_every_algorithm_has_a_task():
 
 
 def _marked(kinds, seeds, quick):
+    found = []
     for kind in kinds:
         for seed in seeds:
             marks = () if (kind, seed) in quick else pytest.mark.slow
-            yield pytest.param(kind, seed, marks=marks, id=f"{kind.__name__}-{seed}")
+            found.append(pytest.param(kind, seed, marks=marks, id=f"{kind.__name__}-{seed}"))
+    return found
 
 
 @pytest.mark.parametrize(("kind", "seed"), _marked(learning.TASKS, range(1, 6), [(PPO, 1), (GRPO, 1)]))
