@@ -179,7 +179,8 @@ class Rollout:
 
     def select(self, rows: Tensor) -> Rollout:
         """The given rows, without the columns that are padding in all of them."""
-        sequences, numbers = self.sequences.select(rows), rows.tolist()
+        sequences = self.sequences.select(rows)
+        numbers: list[int] = rows.tolist()
         names = ("mask", "rollout_logprobs", "behaviour_logprobs", "ended", "groups")
         picked = {name: _select_columns(getattr(self, name), rows, sequences.response_width) for name in names}
         text = [self.text[row] for row in numbers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf.algorithms.constraints import Constraint
 from rlhf.algorithms.ppo import PPO
@@ -22,7 +22,7 @@ class PPOLagrangian(PPO):
         constraints: At least one.
     """
 
-    constraints: dict[str, Constraint]
+    constraints: dict[str, Constraint] = field()  # no default, where PPO has one
 
     def check(self) -> list[str]:
         none = [] if self.constraints else ["constraints: there is none; name one, or use PPO"]

@@ -286,8 +286,10 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         clip = self.score_clip
         if self.kl is None or self.kl.where == "loss" or ref_logprobs is None:
             return shape_rewards(scores, old_logprobs, old_logprobs, mask, kl_coef=0.0, score_clip=clip)
-        how = {"kl": self.kl.estimator} if divergence is None else {"divergence": divergence}
-        return shape_rewards(scores, old_logprobs, ref_logprobs, mask, kl_coef=kl_coef, score_clip=clip, **how)
+        how, coef = self.kl.estimator, kl_coef
+        return shape_rewards(
+            scores, old_logprobs, ref_logprobs, mask, kl_coef=coef, kl=how, score_clip=clip, divergence=divergence
+        )
 
     def advantages(self, scored: Scored) -> Advantages:
         return self.advantage(scored)

@@ -230,24 +230,25 @@ class Collector:
 
     def _collect(self, prompts: Prompts | None) -> Experience:
         """Samples until the responses that the filter keeps fill an iteration, or it has had its attempts."""
-        settings, tally, kept = self.algorithm, Tally(), []
+        settings, tally, kept, latest = self.algorithm, Tally(), [], None
         for _ in range(1 if settings.filter is None else settings.filter.attempts()):
             start = time.perf_counter()
             rollout = self._respond(self.next_prompts() if prompts is None else prompts)
             middle = time.perf_counter()
-            judged, figures = self.judge(rollout)
+            latest, figures = self.judge(rollout)
             tally.merge(figures)
             tally.sum("time/rollout", middle - start)
             tally.sum("time/score", time.perf_counter() - middle)
             tally.ratio("throughput/rollout_tokens_per_s", float(rollout.mask.sum()), middle - start)
             if settings.filter is None:
-                kept = [judged]
+                kept = [latest]
                 break
-            kept += self._worth_learning(judged, tally)
+            kept += self._worth_learning(latest, tally)
             if prompts is not None or sum(len(part.rollout) for part in kept) >= settings.learnt:
                 break
         # Where nothing is worth learning from, the last responses are taken as they are: advantages of 0 say it then.
-        whole = joined(kept or [judged], pad_id=self.pad_id)
+        assert latest is not None, "a filter that makes no attempt"
+        whole = joined(kept or [latest], pad_id=self.pad_id)
         if settings.filter is not None and len(whole.rollout) > settings.learnt:
             whole = whole.select(torch.arange(settings.learnt))
         start = time.perf_counter()
