@@ -152,7 +152,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="all cores by default")
     parser.add_argument("--scale", type=float, default=1.0, help="of all lengths")
     parser.add_argument("--width", type=int, default=512, help="a multiple of 8")
     parser.add_argument("--layers", type=int, default=8)

@@ -19,6 +19,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from over_seeds import per, table
+
 
 def accuracy(folder: Path, template: Any, rows: Sequence[dict[str, Any]]) -> float:
     """Strict accuracy of a saved reward model on comparisons."""
@@ -52,11 +54,6 @@ def shuffled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     prompts = [row["prompt"] for row in rows]
     random.Random(0).shuffle(prompts)
     return [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
-
-
-def per(amount: float, unit: float) -> float:
-    """The amount in units; NaN where the unit is 0, as the deviation of responses that are all alike."""
-    return amount / unit if unit else float("nan")
 
 
 def gains(directory: Path) -> dict[str, float]:
@@ -120,25 +117,6 @@ def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], outpu
         "without KL penalty: KL": without["KL from SFT (nats per response)"],
     }
     return figures
-
-
-def table(results: Sequence[dict[str, float]], seeds: Sequence[int]) -> str:
-    """Markdown: mean, 95% interval and every seed's value."""
-    import numpy as np
-    from scipy import stats
-
-    lines = ["| figure | mean | 95% interval | " + " | ".join(f"seed {seed}" for seed in seeds) + " |"]
-    lines.append("|---|" + "---|" * (2 + len(seeds)))
-    for name in results[0]:
-        values = np.array([result[name] for result in results])
-        count = len(values)
-        interval = "n/a"
-        if count > 1:
-            half = stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / count**0.5
-            interval = f"{values.mean() - half:.2f} … {values.mean() + half:.2f}"
-        each = " | ".join(f"{value:.2f}" for value in values)
-        lines.append(f"| {name} | {values.mean():.2f} | {interval} | {each} |")
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The script behind the README's table, on figures by hand and once end to end on a tiny experiment."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,34 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_world import TINY, load_script
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "world.py"
-TINY = {
-    "stages.sft.steps": "3",
-    "stages.sft.data.sources.world.rows": "300",
-    "stages.sft.data.eval_rows": "16",
-    "stages.reward.epochs": "0.1",
-    "stages.reward.data.sources.fit.rows": "100",
-    "stages.reward.data.sources.doubled.rows": "100",
-    "stages.reward.data.sources.mixed.rows": "100",
-    "stages.reward.data.eval_rows": "16",
-    "stages.ppo.iterations": "3",
-    "stages.ppo.batch_size": "16",
-    "stages.ppo.mini_batch_size": "8",
-    "stages.ppo.score_normalization.samples": "8",
-    "stages.ppo.evaluation.prompts": "8",
-    "stages.ppo.sampling.max_new_tokens": "8",
-}
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("world_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def test_gains_are_in_deviations_of_the_start(script, tmp_path):

@@ -1,0 +1,57 @@
+"""The script behind the figure of proxy and gold: its arithmetic by hand, and once end to end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_world import TINY, load_script
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "overoptimisation.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load_script(SCRIPT)
+
+
+def evaluation(kl, score, gold):
+    return {
+        "eval/kl": kl,
+        "eval/score": score,
+        "eval/score_std": 2.0,
+        "eval/gold_score": gold,
+        "eval/gold_score_std": 0.5,
+    }
+
+
+def test_gains_are_in_deviations_of_the_start_and_the_onset_is_the_top_of_gold(script):
+    curve = script.points([evaluation(-1e-9, 1.0, 1.0), evaluation(4.0, 3.0, 2.0), evaluation(9.0, 5.0, 0.5)])
+    assert [tuple(point) for point in curve] == [(0.0, 0.0, 0.0), (4.0, 1.0, 2.0), (9.0, 2.0, -1.0)]
+    assert script.onset(curve) == curve[1]
+    line = script.table({script.Cell(96, 8000): curve}).splitlines()[-1]
+    assert line == "| 96 | 8,000 | 2.00 | 4.00 | -1.00 | 2.00 | 9.00 |"
+
+
+def test_the_figure_is_drawn(script, tmp_path):
+    pytest.importorskip("matplotlib")
+    curve = script.points([evaluation(0.0, 1.0, 1.0), evaluation(4.0, 3.0, 2.0)])
+    script.draw({script.Cell(32, 500): curve, script.Cell(96, 8000): curve}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_script_runs(tmp_path):
+    arguments = ["--config", str(ROOT / "experiments" / "quickstart.yaml"), "--output_dir", str(tmp_path)]
+    arguments += ["--widths", "32", "--pairs", "64", "96", "--every", "1"]
+    arguments += [word for key, value in TINY.items() for word in ("--set", key, value)]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "| 32 | 96 | " in done.stdout and (tmp_path / "overoptimisation.png").is_file()
