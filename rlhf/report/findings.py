@@ -181,14 +181,20 @@ def _about_the_limit(stage: StageRecord, cut: Ends) -> str:
         by = ", ".join(f"{trait.name} {number(round(trait.own, 2))}" for trait in longer[:2])
         return (
             f"Longer answers are paid more (the score goes with: {by}), so a higher sampling.max_new_tokens would be "
-            "filled as well. Mend the reward, or set missing_end_penalty."
+            f"filled as well. Mend the reward, or {_more_penalty(stage)}."
         )
     if cut.first < cut.last / 2:
         return (
             "They have grown into the limit during training: see what the longer ones are paid for before you raise "
-            "sampling.max_new_tokens. missing_end_penalty takes something off those that do not end."
+            f"sampling.max_new_tokens. To take more off those that do not end, {_more_penalty(stage)}."
         )
-    return "Raise sampling.max_new_tokens, or set missing_end_penalty."
+    return f"Raise sampling.max_new_tokens, or {_more_penalty(stage)}."
+
+
+def _more_penalty(stage: StageRecord) -> str:
+    """What to do to the charge for an answer that does not end."""
+    charged = (stage.settings.get("init_args") or {}).get("missing_end_penalty") or 0.0
+    return f"raise missing_end_penalty, which is {number(charged)}" if charged else "set missing_end_penalty"
 
 
 # ----------------------------------------------------------------------------------------------------- rules: policy

@@ -51,7 +51,7 @@ class Tile(NamedTuple):
     figure: str
     title: str
     unit: str
-    values: list[tuple[float, float] | None]
+    values: list[tuple[float | None, float] | None]
 
 
 class Figure(NamedTuple):
@@ -231,7 +231,7 @@ def _tiles(names: list[str], records: Sequence[tuple[RunRecord, StageRecord]]) -
         wanted = judges if choice == ("eval/*_score",) else [n for n in choice if n in names][:1]
         for figure in wanted:
             series = [stage.series(figure).values for _, stage in records]
-            ends = [(values[0], values[-1]) if values else None for values in series]
+            ends = [(values[0] if values[1:] else None, values[-1]) if values else None for values in series]
             chart = titles[figure]
             label = chart.lines[figure]
             title = f"{chart.title}, {label}" if len(chart.lines) > 1 and label != "policy" else chart.title

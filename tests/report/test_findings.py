@@ -195,6 +195,13 @@ def test_more_room_is_advised_only_where_it_is_not_paid_to_fill_it(tmp_path):
     assert always.endswith("at its start. Raise sampling.max_new_tokens, or set missing_end_penalty.")
 
 
+def test_a_penalty_that_is_there_is_to_be_raised(tmp_path):
+    lines = curve("eval/truncated_fraction", *rising(0.85, 0.9))
+    charged = StageRecord("ppo", stage(tmp_path / "ppo", lines), {"init_args": {"missing_end_penalty": 0.5}})
+    text = titles(charged)["Many answers are cut by the length limit"].text
+    assert text.endswith("Raise sampling.max_new_tokens, or raise missing_end_penalty, which is 0.5.")
+
+
 def test_a_reward_model_is_spoken_of_where_there_is_one(tmp_path):
     made = record(tmp_path, curve("kl/sequence", *rising(0, 30)))
     with_one = StageRecord("ppo", tmp_path, {}, [Use("reward.path", "reward", "model")])

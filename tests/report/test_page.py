@@ -48,6 +48,15 @@ class Page(HTMLParser):
             self.text += data
 
 
+def test_a_figure_of_one_evaluation_does_not_come_from_itself(tmp_path):
+    folder = config(tmp_path / "once", {"sft": {"class_path": "rlhf.SFT", "init_args": {"steps": 1}}})
+    stage(folder / "sft", [{"step": 1, "loss": 3.25, "eval/perplexity": 7.5}])
+    once = Page(write_report([folder]).read_text()).text
+    assert "7.5" in once and "from 7.5" not in once
+    stage(folder / "sft", [{"step": 1, "eval/perplexity": 9.5}, {"step": 2, "eval/perplexity": 7.5}])
+    assert "from 9.5" in Page(write_report([folder]).read_text()).text
+
+
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory):
     """The report of a run in which a response and a setting are a script."""
