@@ -10,18 +10,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tiny_runs
+import torch
 
 from rlhf import distributed
 from rlhf.algorithms.averaging import EMA
 from rlhf.algorithms.critics import OwnTrunk
 from rlhf.algorithms.objectives import Mixture
 from rlhf.algorithms.optimizers import SGD
+from rlhf.engines.zero import Zero
 from rlhf.interfaces import Engine, LanguageModel
 from rlhf.loops.offline import OfflineTrainer
 from rlhf.loops.online import OnlineTrainer
 from rlhf.models.lora import LoRA, attach
 from rlhf.models.policy import FromScratch
+
+EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+"""Weights are parted again after every use: a tiny model would stay gathered, and hide passes that do not match."""
+
+
+def zero(stage: int, **settings: Any) -> Zero:
+    config = {"zero_optimization": EAGER} if stage == 3 else {}
+    return Zero(stage=stage, **{"config": config, "micro_batch_size": 1, **settings})  # type: ignore[arg-type]
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """Figures to 1e-5 of their size (of 1e-2 where they are sums that cancel), weights to 1e-5."""
+    assert len(found["lines"]) == len(expected["lines"])
+    for mine, its in zip(found["lines"], expected["lines"], strict=True):
+        assert mine == pytest.approx(its, rel=tolerance, abs=tolerance * 1e-1)
+    for part in expected.keys() - {"lines", "state"}:
+        assert found[part].keys() == expected[part].keys()
+        for name, weight in expected[part].items():
+            assert torch.allclose(found[part][name].to(weight), weight, rtol=0, atol=tolerance), (part, name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 import zero_runs
+from zero_runs import agree, zero
 
 from rlhf.algorithms.optimizers import SGD, AdamW
 from rlhf.engines.local import Local
-from rlhf.engines.zero import Zero
 
 STAGES = (0, 1, 2, 3)
-EAGER = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-"""Weights are parted again after every use: a tiny model would stay gathered, and hide passes that do not match."""
 KINDS = ("sft", "reward", "ppo")
 TRAINS = ("full", "lora")
 CELLS = [
@@ -24,22 +22,6 @@ CELLS = [
     for stage in STAGES
 ]
 """What is trained, and a stage: adapters at stage 3 in the quick tests, at all of them in the slow ones."""
-
-
-def zero(stage: int, **settings: Any) -> Zero:
-    config = {"zero_optimization": EAGER} if stage == 3 else {}
-    return Zero(stage=stage, **{"config": config, "micro_batch_size": 1, **settings})  # type: ignore[arg-type]
-
-
-def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """Figures to 1e-5 of their size (of 1e-2 where they are sums that cancel), weights to 1e-5."""
-    assert len(found["lines"]) == len(expected["lines"])
-    for mine, its in zip(found["lines"], expected["lines"], strict=True):
-        assert mine == pytest.approx(its, rel=tolerance, abs=tolerance * 1e-1)
-    for part in expected.keys() - {"lines", "state"}:
-        assert found[part].keys() == expected[part].keys()
-        for name, weight in expected[part].items():
-            assert torch.allclose(found[part][name].to(weight), weight, rtol=0, atol=tolerance), (part, name)
 
 
 @functools.cache
