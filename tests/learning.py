@@ -1,8 +1,12 @@
-"""What each on-policy algorithm is asked to learn, and how its advantages are spoilt to show that it learns by them."""
+"""What each on-policy algorithm is asked to learn, and how its advantages are spoilt to show that it learns by them.
+
+``.venv/bin/python tests/learning.py`` draws ``docs/learning.png`` anew, five seeds each.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,13 +73,18 @@ def threshold(kind: type[PPO]) -> float:
     return NATS if kind is OnPolicyDistillation else THRESHOLD
 
 
+def curve(directory: Path, seed: int, kind: type[PPO], how: str | None = None) -> list[float]:
+    """The mean reward of each iteration; of the distillation the KL to the teacher."""
+    settings = {**TASKS[kind], **({} if how is None else spoilt(kind, how))}
+    figure = "kl/sequence" if kind is OnPolicyDistillation else "reward/score"
+    return tiny_runs.learning_curve(directory, seed, kind, figure=figure, **settings)
+
+
 def gain(directory: Path, seed: int, kind: type[PPO], how: str | None = None) -> float:
     """What an algorithm learns: letters, or of the distillation the KL to the teacher that is gone."""
-    settings = {**TASKS[kind], **({} if how is None else spoilt(kind, how))}
-    if kind is OnPolicyDistillation:
-        curve = tiny_runs.learning_curve(directory, seed, kind, figure="kl/sequence", **settings)
-        return sum(curve[:2]) / 2 - sum(curve[-3:]) / 3
-    return tiny_runs.gain(directory, seed, kind, **settings)
+    found = curve(directory, seed, kind, how)
+    rise = sum(found[-3:]) / 3 - sum(found[:2]) / 2
+    return -rise if kind is OnPolicyDistillation else rise
 
 
 def spoilt(kind: type[PPO], how: str) -> dict[str, Any]:
@@ -105,3 +114,49 @@ def _spoilt_filter(change: Callable[[Tensor, Tensor], Tensor], generator: torch.
             return super().__call__(change(scores, torch.randperm(len(scores), generator=generator)), groups)
 
     return Spoilt()
+
+
+def draw(curves: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
+    """A panel for each algorithm: mean and range over seeds, and in grey with shuffled advantages."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = 5
+    figure, axes = plt.subplots(-(-len(curves) // columns), columns, figsize=(15, 8), squeeze=False)
+    for axis, (name, found) in zip(axes.flat, curves.items(), strict=False):
+        for label, colour in (("learns", "C0"), ("shuffled", "0.5")):
+            lines = torch.tensor(found[label])
+            steps = range(1, lines.shape[1] + 1)
+            axis.fill_between(steps, lines.amin(0), lines.amax(0), color=colour, alpha=0.25, linewidth=0)
+            axis.plot(steps, lines.mean(0), color=colour, label=label)
+        unit = "nats to the teacher" if name == OnPolicyDistillation.__name__ else "letters"
+        axis.set_title(name, fontsize=10)
+        axis.set_ylabel(unit, fontsize=8)
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("iteration", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Runs all and draws them."""
+    torch.set_num_threads(1)
+    curves: dict[str, dict[str, list[list[float]]]] = {}
+    for kind in TASKS:
+        curves[kind.__name__] = {}
+        for label, how in (("learns", None), ("shuffled", "shuffled")):
+            found = []
+            for seed in range(1, 6):
+                with tempfile.TemporaryDirectory() as directory:
+                    found.append(curve(Path(directory), seed, kind, how))
+            curves[kind.__name__][label] = found
+        print(kind.__name__, flush=True)
+    draw(curves, Path(__file__).parents[1] / "docs" / "learning.png")
+
+
+if __name__ == "__main__":
+    main()
