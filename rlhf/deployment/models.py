@@ -29,14 +29,14 @@ class Model(NamedTuple):
         policy: Its settings.
         optimizer: None: it is frozen.
         whole: Whether it keeps its output layer.
-        averaged: Whether an average of its weights is kept.
+        averages: How many averages of its weights are kept.
     """
 
     name: str
     policy: Policy
     optimizer: Optimizer | None
     whole: bool
-    averaged: bool = False
+    averages: int = 0
 
 
 def models_of(algorithm: Algorithm) -> Iterator[Model]:
@@ -47,16 +47,18 @@ def models_of(algorithm: Algorithm) -> Iterator[Model]:
                 yield Model(name, policy, cast(Any, algorithm).optimizer, whole=name == "policy")
         return
     policy, critic = algorithm.policy, algorithm.used_critic
-    yield Model("policy", policy, algorithm.optimizer, True, algorithm.averaging is not None)
+    averages = (algorithm.averaging is not None) + (algorithm.reference_average is not None)
+    yield Model("policy", policy, algorithm.optimizer, True, averages)
     if critic is not None and not critic.shared:
         own = cast(Any, critic)
         start = policy if own.path is None else Pretrained(path=own.path, dtype=getattr(policy, "dtype", "fp32"))
         if own.path is not None or own.lora is not None or own.trainable_layers is not None:
             start = _replaced(start, lora=own.lora, trainable_layers=own.trainable_layers)
         yield Model("critic", start, own.optimizer, whole=False)
-    if algorithm.kl is not None and (algorithm.reference is not None or getattr(policy, "lora", None) is None):
+    frozen = algorithm.kl is not None and algorithm.reference_average is None
+    if frozen and (algorithm.reference is not None or getattr(policy, "lora", None) is None):
         yield Model("reference", algorithm.reference or policy, None, whole=True)
-    for path in sorted(set(_paths(algorithm.reward))):
+    for path in sorted(set(_paths([algorithm.reward, algorithm.constraints]))):
         yield Model("reward", Pretrained(path=path), None, whole=False)
 
 

@@ -162,7 +162,7 @@ class _Preset(Deployment):
         zero = Zero(stage=stage, precision=self._precision, offload_optimizer=optimizer, offload_parameters=weights)
         states = 0.0
         for model in models:
-            kinds = state_bytes(model.sizes, zero, self.world, averages=int(model.model.averaged))
+            kinds = state_bytes(model.sizes, zero, self.world, averages=model.model.averages)
             states += sum(found.device for found in kinds.values())
         inference, sampling = 0.0, None
         if isinstance(algorithm, PPO):

@@ -30,7 +30,9 @@ def check_data(settings: PPO, policy: PolicyModel, data: Prepared, mixture: Prep
                 f"mixture.data.max_tokens: a text has {mixture.train.longest} tokens, but the model has {positions} "
                 "positions (max_position_embeddings); lower it to that, which cuts texts into pieces"
             )
-    for examples, rewards in ((data.train, {"reward": settings.reward}), (data.heldout, settings.evaluation.judges())):
+    asked = {"reward": settings.reward}
+    asked |= {f"constraints.{name}.cost": constraint.cost for name, constraint in settings.constraints.items()}
+    for examples, rewards in ((data.train, asked), (data.heldout, settings.evaluation.judges())):
         columns = {name: list(rows[0].columns) for name, rows in examples.rows.items() if len(rows)}
         for place, reward in rewards.items():
             with telling(place):

@@ -154,11 +154,6 @@ class Collector:
 
     # ------------------------------------------------------------------------------------------------------- scores
 
-    def score(self, rollout: Rollout) -> tuple[Tensor, Scores, Tally]:
-        """Scores [B] or [B, T] as the update sees them, before clipping; what the reward model said; figures of it."""
-        judged, tally = self.judge(rollout)
-        return judged.scores, judged.raw, tally
-
     def judge(self, rollout: Rollout) -> tuple[Judged, Tally]:
         """What a rollout's responses are worth, and figures of it."""
         raw, mask = self.scorer(rollout), rollout.mask
@@ -186,8 +181,8 @@ class Collector:
         first = [int((number == group).nonzero()[0]) for group in range(int(number.max()) + 1)]
         sampling = dataclasses.replace(self.algorithm.sampling, greedy=True)
         greedy = self.sample(rollout.prompts.select(first), seed=self.context.seed_for("greedy"), sampling=sampling)
-        scores, _, _ = self.score(greedy)
-        rewards = self.algorithm.rewards(scores, greedy.rollout_logprobs, None, greedy.mask, kl_coef=0.0)
+        judged, _ = self.judge(greedy)
+        rewards = self.algorithm.rewards(judged.scores, greedy.rollout_logprobs, None, greedy.mask, kl_coef=0.0)
         return rewards.sum(1)[number]
 
     def _measure_scores(self) -> None:

@@ -7,6 +7,8 @@ import dataclasses
 import tiny_runs
 
 from rlhf.algorithms.advantages import Returns
+from rlhf.algorithms.averaging import EMA
+from rlhf.algorithms.constraints import Constraint
 from rlhf.deployment.models import Shape, activation_bytes, models_of
 from rlhf.models.policy import Pretrained
 from rlhf.models.rewards import ScalarReward
@@ -28,6 +30,15 @@ def test_models_of_stages():
         ("reference", True, True),
         ("reward", True, False),
     ]
+    more = dataclasses.replace(
+        stage,
+        averaging=EMA(),
+        reference_average=EMA(),
+        constraints={"cost": Constraint(cost=ScalarReward(path="@cost"))},
+    )
+    found = list(models_of(more))
+    assert [model.name for model in found] == ["policy", "critic", "reward", "reward"]
+    assert found[0].averages == 2 and next(models_of(stage)).averages == 0
     few = dataclasses.replace(stage, kl=None, critic=None, advantage=Returns())
     assert [model.name for model in models_of(few)] == ["policy", "reward"]
     assert [model.name for model in models_of(tiny_runs.sft())] == ["policy"]

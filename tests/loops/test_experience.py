@@ -15,6 +15,7 @@ from rlhf.algorithms.filters import BestOfGroup, InformativeGroups
 from rlhf.algorithms.kl import KL, Fixed
 from rlhf.algorithms.optimizers import SGD
 from rlhf.engines.local import Local
+from rlhf.errors import UserError
 from rlhf.interfaces import AdvantageEstimator, RolloutFilter
 from rlhf.loops.experience import joined
 from rlhf.loops.online import OnlineTrainer
@@ -137,8 +138,8 @@ def test_greedy_responses_are_scored_once_for_a_group(tmp_path):
     assert greedy is not None
     sampling = dataclasses.replace(run.algorithm.sampling, greedy=True)
     alone = run.sample(experience.rollout.prompts.select([4]), seed=99, sampling=sampling)
-    scores, _, _ = run.score(alone)
-    torch.testing.assert_close(greedy[4:], scores.expand(4))
+    judged, _ = run.judge(alone)
+    torch.testing.assert_close(greedy[4:], judged.scores.expand(4))
     clipped = trainer(tmp_path, **{**GROUPED, "advantage": AgainstGreedy()}, score_clip=0.5).generate_experience()
     assert clipped.scored.greedy is not None and clipped.scored.greedy.abs().max() <= 0.5 < greedy.abs().max()
     assert run.responses == 8  # greedy responses do not move the counter of the sampled ones
@@ -232,3 +233,13 @@ def test_the_critic_learns_what_constraints_leave_of_the_score(tmp_path):
     scored = run.generate_experience().scored
     # the cost is the reward, limit 0 and multiplier 1: (R − R) / 2
     assert scored.scores.abs().max() == 0
+
+
+def wants_answer(prompts, responses, answer):
+    return [0.0 for _ in responses]
+
+
+def test_columns_that_a_cost_reads_are_looked_for_before_a_prompt_is_answered(tmp_path):
+    cost = FunctionReward(function=f"{__name__}.wants_answer")
+    with pytest.raises(UserError, match=r"constraints.exact.cost: .*answer"):
+        trainer(tmp_path, constraints={"exact": Constraint(cost=cost)})
