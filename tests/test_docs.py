@@ -39,7 +39,20 @@ SMALL_WORLD = (
 )
 SHORTER = dict.fromkeys(
     (f"experiments/{name}.yaml" for name in ("quickstart", "world", "hybrid_zero3_tp2")), TINY + SMALL_WORLD
-)
+) | {
+    "experiments/tasks/increasing.yaml": (
+        "--stages.sft.steps 3 --stages.ppo.iterations 3 --stages.ppo.batch_size 32 --stages.ppo.mini_batch_size 16 "
+        "--stages.ppo.evaluation.prompts 8"
+    )
+}
+SLOW_PAGES = {"engines.md", "findings.md"}
+"""Pages that take more than a minute."""
+OVER_SEEDS = {
+    "benchmarks/world.py": ["--seeds", "1", "--rows", "100"],
+    "benchmarks/claims.py": ["--seeds", "1", "--every", "1"],
+    "benchmarks/overoptimisation.py": ["--widths", "32", "--pairs", "64", "--every", "1"],
+}
+"""Scripts that run the quickstart or the world, with what shortens them."""
 LAUNCHERS = {"torchrun": "torch.distributed.run", "deepspeed": "deepspeed.launcher.runner"}
 SETUP = ("git", "cd", "pip", "pre-commit", "tensorboard")
 """Commands about a clone, its environment or a server: nothing of ours to run."""
@@ -110,15 +123,11 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
     shorter = shlex.split(next((SHORTER[name] for name in SHORTER if name in words), ""))
     if "rlhf.run" in words and "--print_config" not in words:
         words += shorter
-    elif "benchmarks/world.py" in words:
+    elif found := next((name for name in OVER_SEEDS if name in words), None):
+        shorter = shlex.split(TINY + SMALL_WORLD + " --stages.ppo.mixture.data.sources.world.rows 600")
         pairs = zip(shorter[::2], shorter[1::2], strict=True)
-        words += [
-            "--seeds",
-            "1",
-            "--rows",
-            "100",
-            *(word for key, value in pairs for word in ("--set", key.removeprefix("--"), value)),
-        ]
+        words += OVER_SEEDS[found]
+        words += [word for key, value in pairs for word in ("--set", key.removeprefix("--"), value)]
     elif "benchmarks/memory.py" in words:
         words += ["--stages", "2", "--width", "48", "--layers", "1"]
     elif "benchmarks/switch.py" in words:
@@ -128,7 +137,10 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
     python(words[1:], folder)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW_PAGES else (), id=page.name) for page in PAGES],
+)
 def test_page_runs(page: Path, tmp_path: Path, python: Callable[[list[str], Path], None]) -> None:
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
