@@ -28,8 +28,9 @@ function lines(chart) {
     name: plain(trace.name),
     type: "scatter",
     mode: chart.across || trace.x.length < 25 ? "lines+markers" : "lines",
-    line: { color: css(`--c${trace.colour % 8}`), width: 1.9, dash: dashes[trace.dash % 4] },
-    marker: { size: 5 },
+    // between two or three points nothing was measured: a faint line must not look like a trend
+    line: { color: css(`--c${trace.colour % 8}`), width: trace.x.length < 4 ? 0.7 : 1.9, dash: dashes[trace.dash % 4] },
+    marker: { size: trace.x.length < 4 ? 8 : 5 },
     text: (trace.steps ?? trace.x).map((step) => (trace.steps ? ` · step ${step}` : "")),
     hovertemplate: (chart.across ? "%{y:.4g} at %{x:.3g}" : "%{y:.4g}") + "%{text}",
   }));
