@@ -202,7 +202,16 @@ def typed(annotation: Any, value: Any, *, written: bool) -> Any:
 
 def _example(members: Iterable[Any]) -> str:
     """What a value may look like, in words."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        list[int]: "a list of whole numbers, as [1, 2]",
+        list[float]: "a list of numbers, as [0.5, 1.0]",
+        list[str]: "a list of texts, as [one, two], each number or null among them in quotes",
+        type(None): "null",
+    }
     known = [words[member] for member in members if member in words]
     return " or ".join(known) or "what python -m rlhf.components says of it"
 

@@ -270,6 +270,13 @@ def test_maybe_is_no_bool_and_off_is_no_text(problems):
     assert problems(BASE, stage("label: off")) == ["1.yaml: stages.one.label: False is not of type str. Give a text."]
 
 
+def test_what_a_list_looks_like_is_told():
+    with pytest.raises(ValueError, match=r"Give a list of texts, as \[one, two\], .* in quotes or null"):
+        typed(list[str] | None, "[null]", written=False)
+    with pytest.raises(ValueError, match=r"'1' is not of type list\[int\]. Give a list of whole numbers, as \[1, 2\]"):
+        typed(list[int], "1", written=False)
+
+
 # ---------------------------------------------------------------------------------------------------------- mistakes
 
 
