@@ -15,6 +15,7 @@ from rlhf.config import dump, load, split_overrides
 from rlhf.errors import ConfigError
 from rlhf.experiment import Experiment
 from rlhf.interfaces import AdvantageEstimator, Algorithm, MetricSink, Source
+from rlhf.schema import typed
 from rlhf.yaml_files import parse, write
 
 
