@@ -2,9 +2,10 @@
 
     python benchmarks/claims.py --seeds 1 2 3 4 5
 
-Each seed trains the supervised and the reward model of the quickstart once, then PPO with the mixture and PPO without.
-Both are evaluated every few iterations on the same held-out prompts with the same random numbers, and by the perplexity
-of held-out plain text. Prints paired differences with Student-t 95% intervals:
+Each seed trains a model on the world's running text, and from it the supervised and the reward model of the quickstart,
+once; then PPO with that text mixed in and PPO without. Both are evaluated every few iterations on the same held-out
+prompts with the same random numbers, and by the perplexity of held-out text. Prints paired differences with Student-t
+95% intervals:
 
 - the mixture: the log of the perplexity with it minus without, at the end, and where the two have reached the same
   score of the reward model (the lower one's final score, between evaluations by straight lines);
@@ -83,6 +84,18 @@ def compare(with_mixture: Curve, without: Curve) -> dict[str, float]:
     }
 
 
+def pretrained_first(experiment: Any) -> dict[str, Any]:
+    """The stages before PPO, the supervised one from a model that has learned running text."""
+    from rlhf.data.sources import World
+    from rlhf.models.policy import Pretrained
+
+    sft = experiment.stages["sft"]
+    data = dataclasses.replace(sft.data, sources={"texts": World(form="passages", rows=16000)})
+    pretraining = dataclasses.replace(sft, data=data, train_on_prompt=True)
+    supervised = dataclasses.replace(sft, policy=Pretrained(path="@pretrain"))
+    return {"pretrain": pretraining, "sft": supervised, "reward": experiment.stages["reward"]}
+
+
 def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], output: str, every: int) -> dict[str, float]:
     """Both runs of a seed, and what they say."""
     from rlhf.algorithms.evaluation_metrics import Perplexity
@@ -93,8 +106,7 @@ def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], outpu
 
     settings = [("seed", str(seed)), ("name", f"seed-{seed}"), ("output_dir", output), *overrides]
     whole = load([config], settings)
-    shared = {name: stage for name, stage in whole.stages.items() if name != "ppo"}
-    base = dataclasses.replace(whole, stages=shared)
+    base = dataclasses.replace(whole, stages=pretrained_first(whole))
     base.run()
     ppo: Any = resolve(whole.stages["ppo"], base.folders())
     texts = dataclasses.replace(ppo.mixture.data, eval_rows=256)

@@ -300,13 +300,14 @@ class World(Source):
     Args:
         form: Which rows: ``prompts``; ``demonstrations`` (prompt, response); ``comparisons`` (prompt, chosen,
             rejected); ``fit_pairs`` (comparisons that only a reader of the prompt gets right); ``scored`` (prompt,
-            responses, scores); ``texts`` (running text).
+            responses, scores); ``texts`` (running text); ``passages`` (the same as prompt and response, to pretrain
+            on).
         rows: How many.
         seed: Another seed, other rows.
         options: Further arguments of the function of that name in ``rlhf.data.world``, such as ``held_out: true``.
     """
 
-    form: Literal["prompts", "demonstrations", "comparisons", "fit_pairs", "scored", "texts"]
+    form: Literal["prompts", "demonstrations", "comparisons", "fit_pairs", "scored", "texts", "passages"]
     rows: int = 1000
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)

@@ -290,6 +290,16 @@ def texts(n: int, *, seed: int, held_out: bool = False) -> Iterator[dict[str, st
         yield {"text": " ".join(sentences)}
 
 
+def passages(n: int, *, seed: int, held_out: bool = False) -> Iterator[dict[str, str]]:
+    """Rows ``{"prompt", "response"}``: a text of :func:`texts`, cut behind its first sentence.
+
+    With ``train_on_prompt`` a language model learns running text from them: pretraining.
+    """
+    for row in texts(n, seed=seed, held_out=held_out):
+        first, _, rest = row["text"].partition(". ")
+        yield {"prompt": f"{first}.", "response": f" {rest}"}
+
+
 def comparisons(
     n: int,
     *,

@@ -155,3 +155,10 @@ def test_any_text_has_a_finite_bounded_gold(prompt: str, response: str) -> None:
 )
 def test_no_heap_of_words_beats_a_perfect_review(words: list[str]) -> None:
     assert -10.5 <= gold(" ".join(words)) <= 4.0
+
+
+def test_passages_are_the_texts_cut_behind_the_first_sentence():
+    pairs = zip(world.passages(20, seed=3), world.texts(20, seed=3), strict=True)
+    for passage, text in pairs:
+        assert passage["prompt"] + passage["response"] == text["text"]
+        assert passage["prompt"].endswith(".") and passage["prompt"].count(".") == 1 and passage["response"].strip()
