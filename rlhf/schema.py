@@ -192,11 +192,14 @@ def typed(annotation: Any, value: Any, *, written: bool) -> Any:
         if bool in members and value in ("0", "1"):  # the parser takes true, yes, on and their opposites itself
             return value == "1"
     try:
-        return _parser(annotation).parse_object({"value": value}).value
+        found = _parser(annotation).parse_object({"value": value}).value
+        if found != found:
+            raise ValueError(f"{value!r} is not a number that a setting can have.")
+        return found
     except ArgumentError:
         choices = [str(c) for m in members if typing.get_origin(m) is Literal for c in typing.get_args(m)]
         wanted = "one of" if typing.get_origin(annotation) is Literal else "of type"
-        hint = did_you_mean(str(value), choices) or f" Give {_example(members)}."
+        hint = did_you_mean(str(value), choices) or f" Give {'one of these' if choices else _example(members)}."
         raise ValueError(f"{value!r} is not {wanted} {spell(annotation)}.{hint}") from None
 
 

@@ -213,6 +213,15 @@ class _Writing(_Estimator):
 
 
 @component
+class _WritingOnPads(_Estimator):
+    """Clears pads in place."""
+
+    def estimate(self, scored: Scored) -> torch.Tensor:
+        scored.rewards.masked_fill_(~scored.mask, 0.0)
+        return super().estimate(scored)
+
+
+@component
 class _NoEpsilon(_Estimator):
     """Divides by a deviation that may be 0."""
 
@@ -736,6 +745,7 @@ CAUGHT: list[tuple[type, str]] = [
     (_GradientOfPads, r"masked slots: with nan there, the gradient of row 1, token 1 is nan, not exactly 0"),
     (_Whitening, r"the cut into micro-batches must change nothing, but rows \[0, 1, 2\] alone: row 0, token 0 is"),
     (_LossByRow, r"the order of rows must change nothing, but as \[5, 2, 7"),
+    (_WritingOnPads, r"arguments are not written to, but .* numbers of scored.rewards changed"),
     (_WritingLoss, r"arguments are not written to, but .* numbers of batch.advantages changed"),
     (_DetachedLoss, "gradient: the loss does not depend on logprobs"),
     (_FlatLoss, "gradient: it is 0 everywhere"),

@@ -271,6 +271,14 @@ def test_maybe_is_no_bool_and_off_is_no_text(problems):
     assert problems(BASE, stage("label: off")) == ["1.yaml: stages.one.label: False is not of type str. Give a text."]
 
 
+def test_nan_is_no_setting(problems):
+    with pytest.raises(ValueError, match="nan is not a number that a setting can have"):
+        typed(float, float("nan"), written=True)
+    with pytest.raises(ValueError, match="'nan' is not a number|'nan' is not of type float"):
+        typed(float | None, "nan", written=False)
+    assert typed(float, float("inf"), written=True) == float("inf")
+
+
 def test_what_a_list_looks_like_is_told():
     with pytest.raises(ValueError, match=r"Give a list of texts, as \[one, two\], .* in quotes or null"):
         typed(list[str] | None, "[null]", written=False)

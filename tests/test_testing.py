@@ -123,3 +123,8 @@ def test_what_is_no_component_is_refused():
 def test_settings_that_are_refused_stay_refused():
     with pytest.raises(UserError, match="lam is 2"):
         check_component(GAE, lam=2.0)
+
+
+def test_an_object_is_no_class():
+    with pytest.raises(UserError, match="give the class, and its settings by name"):
+        check_component(GAE())  # pyright: ignore[reportArgumentType]

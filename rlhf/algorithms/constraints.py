@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ class Constraint:
     def __post_init__(self) -> None:
         require(above=0, multiplier=self.multiplier, lr=self.lr, maximum=self.maximum)
         require(at_least=1, window=self.window)
+        if not math.isfinite(self.limit):
+            raise UserError(f"limit is {self.limit}; give a number, or leave the constraint out")
         if self.multiplier > self.maximum:
             raise UserError(
                 f"multiplier is {self.multiplier}, above maximum {self.maximum}; raise maximum, or lower it"

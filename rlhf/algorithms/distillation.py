@@ -32,3 +32,8 @@ class OnPolicyDistillation(PPO):
     policy_loss: PolicyLoss = PolicyGradient()
     kl: KL | None = KL(estimator="k1", where="reward", controller=Fixed(coef=1.0))
     score_clip: float | None = None
+
+    def check(self) -> list[str]:
+        if self.kl is None:
+            return ["kl: is null, but the KL to the teacher is what is learnt from; give it"]
+        return super().check()

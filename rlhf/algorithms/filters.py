@@ -18,7 +18,7 @@ class InformativeGroups(RolloutFilter):
     Keep a group where max s − min s > tolerance.   Source: arXiv:2503.14476, eq. 11.
 
     Prompts are drawn up to ``max_attempts`` times in an iteration. What is missing then stays missing: an iteration
-    learns from fewer responses (``rollout/kept_fraction``), and where nothing was kept, from the last ones as they are.
+    learns from fewer responses (``rollout/kept_fraction``), and where nothing was kept, its advantages are all 0.
 
     Args:
         tolerance: Scores that differ by no more count as the same, in units of the (normalised) score.

@@ -88,8 +88,7 @@ class Adaptive(KLController):
 
     def __post_init__(self) -> None:
         require(at_least=0, coef=self.coef)
-        if self.target <= 0 or self.horizon <= 0:
-            raise UserError(f"target is {self.target}, horizon {self.horizon}; both must be positive")
+        require(above=0, target=self.target, horizon=self.horizon, clip=self.clip)
 
     def check(self, *, responses: int) -> str | None:
         return _too_fast(self.horizon, self.clip, responses)

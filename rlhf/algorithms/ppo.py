@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from rlhf.data.dataset import Data
 from rlhf.data.stored_rollouts import StoredRollouts
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
-from rlhf.errors import require
+from rlhf.errors import UserError, require
 from rlhf.interfaces import (
     AdvantageEstimator,
     Critic,
@@ -45,7 +45,7 @@ from rlhf.interfaces import (
     Selection,
     WeightAverage,
 )
-from rlhf.types import Advantages, Batch, LossTerm, Outputs, Phase, Scored, Tally
+from rlhf.types import Advantages, Aggregation, Batch, LossTerm, Outputs, Phase, Scored, Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +166,11 @@ class PPO(OnlineAlgorithm, NeedsInputs):
                 "make batch_size a multiple of samples_per_prompt"
             )
         elif rest := self.learnt % self.mini_batch_size:
-            kept = "batch_size" if self.filter is None else "batch_size, and with it the responses that filter keeps,"
+            kept = "" if self.filter is None else f"filter keeps {self.learnt} of {self.batch_size} responses, and "
+            of = "batch_size" if self.filter is None else "them"
             problems.append(
-                f"batch_size: {self.learnt} % {self.mini_batch_size} = {rest}, not 0; "
-                f"make {kept} a multiple of mini_batch_size"
+                f"batch_size: {kept}{self.learnt} % {self.mini_batch_size} = {rest}, not 0; "
+                f"make {of} a multiple of mini_batch_size"
             )
         problems += check_batch(self.mini_batch_size, self.engine, name="mini_batch_size")
         if self.mixture is not None and self.mixture.batch_size is not None:
@@ -191,6 +192,14 @@ class PPO(OnlineAlgorithm, NeedsInputs):
                 f"samples_per_prompt: is {self.samples_per_prompt}, but {estimator} compares the responses of a prompt "
                 "with each other; set at least 2"
             )
+        if self.sampling.greedy and (self.advantage.needs_groups or self.advantage.needs_greedy):
+            problems.append(
+                f"sampling.greedy: is true, so {estimator} would compare equal responses, and all advantages be 0; set "
+                "it to false"
+            )
+        if getattr(self.policy_loss, "aggregation", None) not in get_args(Aggregation):
+            name, known = type(self.policy_loss).__name__, ", ".join(get_args(Aggregation))
+            problems.append(f"policy_loss: {name} has no aggregation; give it a field of that name, one of {known}")
         if self.filter is not None and (reason := self.filter.check(self.samples_per_prompt)):
             name = type(self.filter).__name__
             problems.append(f"samples_per_prompt: is {self.samples_per_prompt}, and for {name} {reason}")
@@ -292,7 +301,18 @@ class PPO(OnlineAlgorithm, NeedsInputs):
         )
 
     def advantages(self, scored: Scored) -> Advantages:
-        return self.advantage(scored)
+        found, name = self.advantage(scored), type(self.advantage).__name__
+        if not isinstance(found, Advantages):
+            raise UserError(
+                f"advantage: {name} answers a {type(found).__name__}, not Advantages(advantages, returns); mend it, "
+                "and try rlhf.testing.check_component"
+            )
+        if found.advantages.shape != scored.mask.shape:
+            raise UserError(
+                f"advantage: {name} answers advantages {list(found.advantages.shape)} for tokens "
+                f"{list(scored.mask.shape)}; mend it, and try rlhf.testing.check_component"
+            )
+        return found
 
     def loss(self, outputs: Outputs, batch: Batch, *, kl_coef: float) -> tuple[list[LossTerm], Tally]:
         assert outputs.logprobs is not None

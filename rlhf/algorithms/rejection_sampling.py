@@ -20,7 +20,7 @@ class RejectionSampling(PPO):
     Source: arXiv:2304.06767, algorithm 1 (RAFT); arXiv:2307.09288, section 3.2.3 (Llama 2).
 
     Each iteration samples from the policy as it is by then. Several rounds from a policy that stands still are several
-    stages, each with ``policy: {path: "@round_1"}``, one iteration, and many prompts.
+    stages, each from ``@round_1`` and so on, with one iteration and many prompts (docs/algorithms.md).
 
     Args:
         samples_per_prompt: Responses drawn for each prompt: n of best-of-n.
@@ -32,3 +32,7 @@ class RejectionSampling(PPO):
     advantage: AdvantageEstimator = Ones()
     policy_loss: PolicyLoss = PolicyGradient()
     kl: KL | None = None
+
+    def check(self) -> list[str]:
+        none = ["filter: is null, so that every response is imitated; set one, such as BestOfGroup"]
+        return (none if self.filter is None else []) + super().check()

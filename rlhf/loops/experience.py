@@ -22,7 +22,7 @@ from rlhf.loops.actors import Reference, build_actors
 from rlhf.loops.checks import check_data
 from rlhf.loops.context import StageContext
 from rlhf.loops.figures import check_scores, describe
-from rlhf.loops.replay import open_replay
+from rlhf.loops.replay import check_groups, open_replay
 from rlhf.loops.sources import mean_by_source
 from rlhf.loops.streams import mixture_stream, next_prompts, prompt_stream
 from rlhf.models.modules import PolicyModel, ValueModel
@@ -216,6 +216,7 @@ class Collector:
         if self.stored is not None and prompts is None:
             start = time.perf_counter()
             rollout = self.stored.iteration(self.iteration + 1, self.algorithm.batch_size)
+            check_groups(rollout, self.algorithm.samples_per_prompt)
             self.responses += len(rollout)
             seconds = time.perf_counter() - start
             experience = self.assess(rollout)
@@ -241,13 +242,17 @@ class Collector:
             kept += self._worth_learning(latest, tally)
             if prompts is not None or sum(len(part.rollout) for part in kept) >= settings.learnt:
                 break
-        # Where nothing is worth learning from, the last responses are taken as they are: advantages of 0 say it then.
         assert latest is not None, "a filter that makes no attempt"
         whole = joined(kept or [latest], pad_id=self.pad_id)
         if settings.filter is not None and len(whole.rollout) > settings.learnt:
             whole = whole.select(torch.arange(settings.learnt))
         start = time.perf_counter()
         experience = self._assess(whole, tally)
+        if not kept:  # nothing is worth learning from: the last responses stand there, and teach the policy nothing
+            nothing = torch.zeros_like(experience.batch.advantages)
+            experience = dataclasses.replace(
+                experience, batch=dataclasses.replace(experience.batch, advantages=nothing)
+            )
         tally.sum("time/score", time.perf_counter() - start)
         for name, value in self.policy.sampling_figures().items():
             tally.sum(name, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.interfaces import NeedsInputs
-from rlhf.schema import model_paths
+from rlhf.schema import model_paths, settings
 
 
 def settings_tree(value: Any) -> Any:
@@ -21,7 +21,11 @@ def settings_tree(value: Any) -> Any:
         return {key: settings_tree(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [settings_tree(item) for item in value]
-    return value
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    kind = type(value)  # a component of somebody's that is no dataclass
+    found = {name: settings_tree(getattr(value, name)) for name in settings(kind)}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", **found}
 
 
 def _change_model_paths(value: Any, change: Callable[[str, str], str], place: str = "") -> Any:

@@ -51,6 +51,10 @@ def check_component(cls: type, **settings: Any) -> None:
         BrokenContract: it does not keep its contract; the text says which part, with the numbers.
         UserError: it is no component, or refuses the settings.
     """
+    if not isinstance(cls, type):
+        raise UserError(
+            f"{cls!r} is no class; give the class, and its settings by name: check_component(Mine, limit=2)"
+        )
     bases = [registry.base for registry in REGISTRIES.values() if issubclass(cls, registry.base)]
     if not bases:
         raise UserError(f"{cls.__name__} is no component: it derives from no base class of rlhf.interfaces")

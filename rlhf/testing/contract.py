@@ -74,8 +74,10 @@ class Contract:
         before = {name: tensor.detach().clone() for name, tensor in _tensors(arguments)}
         yield
         for name, tensor in _tensors(arguments):
-            if not torch.equal(torch.nan_to_num(tensor.detach()), torch.nan_to_num(before[name])):
-                changed = int((torch.nan_to_num(tensor.detach()) != torch.nan_to_num(before[name])).sum())
+            now, then = tensor.detach(), before[name]
+            same = (now == then) | ((now != now) & (then != then))  # NaN is NaN still
+            if not same.all():
+                changed = int((~same).sum())
                 self.broken(
                     f"arguments are not written to, but {changed} of {tensor.numel()} numbers of {name} changed"
                 )

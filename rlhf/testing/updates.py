@@ -39,7 +39,9 @@ def check_estimator(contract: Contract, estimator: AdvantageEstimator) -> None:
     contract.finite(plain.advantages, "advantages")
     contract.zero(plain.advantages, mask, "the advantage of")
     for filling in (samples.NAN, float("inf"), -7.0):
-        found = estimate(samples.dirty(given, filling))
+        filled = samples.dirty(given, filling)
+        with contract.untouched(scored=filled):
+            found = estimate(filled)
         _alike(contract, found, plain, mask, f"what pads hold ({filling:g}) must change nothing")
         contract.zero(found.advantages, mask, f"with {filling:g} there, the advantage of")
     wide = samples.widened(given)
@@ -85,7 +87,9 @@ def _check_per_token(contract: Contract, call: Callable[[Tensor, Batch], Tensor]
     contract.finite(plain, f"the {name} of")
     contract.zero(plain, mask, f"the {name} of")
     for filling in (samples.NAN, float("inf"), -7.0):
-        found = of(logprobs.masked_fill(~mask, filling), samples.dirty(given, filling)).detach()
+        filled, theirs = samples.dirty(given, filling), logprobs.masked_fill(~mask, filling)
+        with contract.untouched(logprobs=theirs, batch=filled):
+            found = of(theirs, filled).detach()
         contract.zero(found, mask, f"with {filling:g} there, the {name} of")
         contract.same(found, plain, f"what pads hold ({filling:g}) must change nothing, the {name}")
     wide = samples.widened(given)
@@ -114,7 +118,8 @@ def _check_cut(contract: Contract, call: Any, logprobs: Tensor, whole: Batch, pl
 def check_policy_loss(contract: Contract, loss: PolicyLoss) -> None:
     """See :func:`rlhf.testing.check_component`."""
     known = get_args(Aggregation)
-    contract.holds(loss.aggregation in known, f"aggregation is {loss.aggregation!r}; must be one of {', '.join(known)}")
+    found = getattr(loss, "aggregation", None)
+    contract.holds(found in known, f"aggregation is {found!r}; must be one of {', '.join(known)}")
 
     def prepared(logprobs: Tensor, batch: Batch) -> Tensor:
         return loss(logprobs, loss.prepare(batch))

@@ -65,6 +65,8 @@ def test_a_cost_that_is_no_number_is_refused():
 def test_settings_are_checked():
     with pytest.raises(UserError, match="above maximum"):
         Constraint(cost=COST, multiplier=20.0)
+    with pytest.raises(UserError, match="limit is inf"):
+        Constraint(cost=COST, limit=float("inf"))
     with pytest.raises(UserError, match="window"):
         Constraint(cost=COST, window=0)
     with pytest.raises(UserError, match="lr"):

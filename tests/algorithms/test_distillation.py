@@ -22,3 +22,8 @@ def test_each_token_is_judged_by_the_teacher_alone():
 def test_the_teacher_must_be_given():
     with pytest.raises(TypeError, match="reference"):
         OnPolicyDistillation(policy=TEACHER, data=tiny_runs.data("prompt"))  # pyright: ignore[reportCallIssue]
+
+
+def test_the_kl_to_the_teacher_must_be_there():
+    (problem,) = tiny_runs.ppo(OnPolicyDistillation, reference=TEACHER, kl=None).check()
+    assert problem.startswith("kl: is null, but the KL to the teacher")

@@ -6,16 +6,19 @@ import pytest
 import tiny_runs
 import torch
 
-from rlhf.algorithms.advantages import GAE, GroupNorm
+from rlhf.algorithms.advantages import GAE, GreedyBaseline, GroupNorm
 from rlhf.algorithms.averaging import EMA, SWA
 from rlhf.algorithms.critics import OwnTrunk, SharedTrunk
+from rlhf.algorithms.filters import BestOfGroup
 from rlhf.algorithms.kl import KL, Adaptive, Budget, Fixed
 from rlhf.algorithms.objectives import Entropy, Mixture
 from rlhf.algorithms.policy_losses import Clip
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.engines.inference.sampling import Sampling
 from rlhf.engines.local import Local
-from rlhf.types import Batch, Outputs
+from rlhf.errors import UserError
+from rlhf.interfaces import AdvantageEstimator, PolicyLoss
+from rlhf.types import Advantages, Batch, Outputs, Scored
 
 NAN = float("nan")
 MASK3 = torch.tensor([[True, True, True, False, False]])
@@ -174,3 +177,41 @@ def test_parts_that_do_not_fit_the_length_of_a_run_are_refused():
         (problem,) = tiny_runs.ppo(**{setting: SWA(start=6)}).check()
         assert problem.startswith(f"{setting}.start: 6, but the policy makes 6 optimiser steps")
         assert tiny_runs.ppo(**{setting: SWA(start=5)}).check() == []
+
+
+def test_equal_responses_are_not_compared():
+    greedy = Sampling(greedy=True, max_new_tokens=4)
+    for advantage in (GroupNorm(), GreedyBaseline()):
+        (problem,) = tiny_runs.ppo(advantage=advantage, samples_per_prompt=2, sampling=greedy).check()
+        assert problem.startswith("sampling.greedy: is true") and type(advantage).__name__ in problem
+    assert tiny_runs.ppo(sampling=greedy).check() == []
+
+
+class Hasty(AdvantageEstimator):
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __call__(self, scored):
+        return self.answer
+
+
+class Unsummed(PolicyLoss):
+    def __call__(self, logprobs, batch):
+        return logprobs
+
+
+def test_parts_of_ones_own_that_are_unfinished_are_told_what_they_lack():
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    scored = Scored(torch.zeros(2, 3), torch.zeros(2), None, None, mask, torch.arange(2))
+    with pytest.raises(UserError, match=r"Hasty answers a Tensor, not Advantages\(advantages, returns\)"):
+        tiny_runs.ppo(advantage=Hasty(torch.zeros(2, 3))).advantages(scored)
+    with pytest.raises(UserError, match=r"advantages \[2\] for tokens \[2, 3\]"):
+        tiny_runs.ppo(advantage=Hasty(Advantages(torch.zeros(2), None))).advantages(scored)
+    (problem,) = tiny_runs.ppo(policy_loss=Unsummed()).check()
+    assert problem.startswith("policy_loss: Unsummed has no aggregation; give it a field of that name, one of token,")
+
+
+def test_what_a_filter_keeps_must_fill_optimiser_steps():
+    settings = {"batch_size": 16, "samples_per_prompt": 8, "mini_batch_size": 4, "filter": BestOfGroup()}
+    (problem,) = tiny_runs.ppo(**settings).check()
+    assert problem.startswith("batch_size: filter keeps 2 of 16 responses, and 2 % 4 = 2, not 0; make them a multiple")

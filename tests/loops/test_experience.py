@@ -11,9 +11,10 @@ import torch
 from rlhf.algorithms.advantages import GAE, GroupNorm, Returns
 from rlhf.algorithms.averaging import EMA
 from rlhf.algorithms.constraints import Constraint
-from rlhf.algorithms.filters import BestOfGroup, InformativeGroups
+from rlhf.algorithms.filters import BestOfGroup, InformativeGroups, ScoresAbove
 from rlhf.algorithms.kl import KL, Fixed
 from rlhf.algorithms.optimizers import SGD
+from rlhf.algorithms.rejection_sampling import RejectionSampling
 from rlhf.engines.local import Local
 from rlhf.errors import UserError
 from rlhf.interfaces import AdvantageEstimator, RolloutFilter
@@ -87,6 +88,15 @@ def test_where_nothing_is_kept_the_last_responses_are_taken_and_teach_nothing(tm
     before = run.policy.full_state()["lm.lm_head.weight"].clone()
     figures = run.train_rlhf(run.generate_experience())
     assert run.responses == 24 and figures["rollout/attempts"] == 3 and figures["rollout/kept_fraction"] == 0
+    assert torch.equal(before, run.policy.full_state()["lm.lm_head.weight"])
+
+
+def test_where_nothing_is_kept_nothing_is_imitated(tmp_path):
+    settings = {"filter": ScoresAbove(threshold=1e9, max_attempts=2), "optimizer": SGD(lr=1.0)}
+    run = OnlineTrainer(tiny_runs.ppo(RejectionSampling, **settings), tiny_runs.context(tmp_path))
+    before = run.policy.full_state()["lm.lm_head.weight"].clone()
+    figures = run.train_rlhf(run.generate_experience())
+    assert figures["advantage/mean"] == 1 and figures["rollout/kept_fraction"] == 0 and figures["loss/policy"] == 0
     assert torch.equal(before, run.policy.full_state()["lm.lm_head.weight"])
 
 

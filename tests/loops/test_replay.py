@@ -130,3 +130,8 @@ def test_a_critic_that_starts_as_the_reward_model_is_brought_to_the_same_units(t
     stages = {**stages, "ppo": dataclasses.replace(stages["ppo"], replay=str(tmp_path / "first/ppo/rollouts"))}
     dataclasses.replace(first, name="second", stages=stages).run()
     assert tiny_runs.metrics(tmp_path / "first/ppo") == tiny_runs.metrics(tmp_path / "second/ppo")
+
+
+def test_another_size_of_groups_is_refused(stored, tmp_path):
+    with pytest.raises(UserError, match=r"2 responses each, but samples_per_prompt is 4; set it to"):
+        replay(stored, tmp_path, samples_per_prompt=4, advantage=GroupNorm())

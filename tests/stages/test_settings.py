@@ -1,5 +1,7 @@
 """Settings as data: written out, compared, and with references put in. More of references in ``test_experiment.py``."""
 
+import json
+
 import pytest
 import tiny_runs
 
@@ -40,3 +42,16 @@ def test_missing_inputs_are_named_with_their_place(tmp_path, there):
     algorithm = tiny_runs.sft(data=Data(sources={"x": Files(path=str(path))}), policy=Pretrained(path="@sft"))
     found = list(missing_inputs(algorithm, "stages.s"))
     assert [text.partition(":")[0] for text in found] == ([] if there else ["stages.s.data.sources.x"])
+
+
+class Bare:
+    """Settings of somebody's that are no dataclass."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+
+def test_components_that_are_no_dataclass_are_data_too():
+    tree = settings_tree({"part": Bare(2.0), "other": [Bare()]})
+    assert tree["part"]["scale"] == 2.0 and tree["part"]["class_path"].endswith(".Bare")
+    assert tree["other"][0]["scale"] == 1.0 and json.dumps(tree)
