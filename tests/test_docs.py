@@ -45,7 +45,7 @@ SHORTER = dict.fromkeys(
         "--stages.ppo.evaluation.prompts 8"
     )
 }
-SLOW_PAGES = {"engines.md", "findings.md"}
+SLOW_PAGES = {"engines.md"}
 """Pages that take more than a minute."""
 OVER_SEEDS = {
     "benchmarks/world.py": ["--seeds", "1", "--rows", "100"],
