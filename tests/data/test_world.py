@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rlhf.data import world
+from rlhf.data import world, world_words
 
 PROMPT = "Review the phone: screen and price."
 STREAMS = [world.prompts, world.demonstrations, world.comparisons, world.fit_pairs, world.scored, world.texts]
@@ -88,7 +88,7 @@ def test_demonstrations_are_fluent_but_imperfect() -> None:
 
 def test_every_word_has_one_meaning() -> None:
     words = [word for slot in ("product", "aspect", "opinion", "degree", "person") for word in world.SLOTS[slot]]
-    words += {word for phrase in world.DETAILS + world.TIMES for word in phrase.lower().split()}
+    words += {word for phrase in world.DETAILS + world_words.TIMES for word in phrase.lower().split()}
     assert len(words) == len(set(words))
 
 
