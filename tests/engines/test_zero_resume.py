@@ -93,7 +93,8 @@ def test_a_signal_after_the_last_step_of_a_stage_stops_all_processes(two_process
 # ------------------------------------------------------------------------------------------------------ other layouts
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sft"), pytest.param("ppo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "ppo"])
 def test_another_layout_goes_on_to_the_same_numbers_and_says_what_differs(
     one_process, two_processes, whole, tmp_path, kind
 ):
