@@ -17,7 +17,7 @@ class OnPolicyDistillation(PPO):
     """Reverse KL to a teacher, on what the student says: each token is judged by how likely the teacher finds it.
 
     minimise  E_{y ~ π}[Σ_t KL(π(· | x, y_<t) ‖ teacher(· | x, y_<t))]:  A_t = log teacher(y_t) − log π_old(y_t), no
-    return beyond the token.   Source: arXiv:2306.13649, eq. 4 with λ = 1 and the reverse KL (GKD);
+    return beyond the token.   Source: arXiv:2306.13649 (GKD) with samples of the student only;
     with ``kl: {estimator: exact, where: loss}`` of the whole distributions, as there.
 
     Args:

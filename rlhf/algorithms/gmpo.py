@@ -15,7 +15,7 @@ class GMPO(GRPO):
     """GRPO with the geometric mean of the tokens' clipped ratios, which one odd token hardly moves.
 
     maximise  1/G Σ_i (Π_t min(r_t^{sgn A}, clip(r_t, e^−ε, e^ε)^{sgn A}))^{sgn A / |y_i|} A_i; no KL.
-    Source: arXiv:2507.20673, eq. 4.
+    Source: arXiv:2507.20673, section 3.
     """
 
     policy_loss: PolicyLoss = GeometricMean()

@@ -13,7 +13,7 @@ class PPOLagrangian(PPO):
     """PPO that maximises the reward while mean costs stay under their limits.
 
     max_π min_{λ ≥ 0}  E[R − Σ_i λ_i (C_i − limit_i)] / (1 + Σ_i λ_i): each response's score is charged with its costs,
-    and each multiplier follows the mean cost of the latest iterations.   Source: arXiv:2310.12773, eq. 9, 31 and 32
+    and each multiplier follows the mean cost of the latest iterations.   Source: arXiv:2310.12773, eq. 31
     (there with a critic for the reward and one for the cost; here one critic learns the charged score).
 
     Any other algorithm takes ``constraints`` too.

@@ -47,7 +47,7 @@ class Imitation(Objective):
     """Likelihood of the iteration's own good responses: self-imitation.
 
     L = L_policy + coef · (−1/N Σ log π(y_t | x, y_<t)), over the N tokens of responses with a score above ``above``.
-    Source: arXiv:2504.05118, eq. 13 (the positive-example loss of VAPO).
+    Source: arXiv:2504.05118, the positive-example loss of VAPO.
 
     Args:
         coef: Weight of the term.

@@ -16,7 +16,7 @@ class ReinforcePlusPlus(PPO):
 
     maximise  E_t[min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)],
     A_t = (G_t − mean) / std over all tokens of the iteration,   G_t = score − β Σ_{k ≥ t} KL_k.
-    Source: arXiv:2501.03262, eq. 5 to 7.
+    Source: arXiv:2501.03262.
     """
 
     critic: Critic | None = None
@@ -30,7 +30,7 @@ class ReinforcePlusPlusBaseline(PPO):
 
     maximise  E_t[min(r_t A_t, clip(r_t, 1 − ε, 1 + ε) A_t)] − β KL,
     A_t = (s − mean of the group) / std of these over the iteration.
-    Source: arXiv:2501.03262, section 3.3: the KL is a loss with the k2 estimator.
+    Source: arXiv:2501.03262, its variant with a baseline: the KL is a loss with the k2 estimator.
 
     Args:
         samples_per_prompt: Responses drawn for each prompt: the group.

@@ -14,7 +14,7 @@ from rlhf.interfaces import AdvantageEstimator, Critic, PolicyLoss
 class ReMax(PPO):
     """REINFORCE whose baseline is the score of the greedy response to the same prompt; no critic, no group.
 
-    maximise  1/B Σ_i A_i log π(y_i | x),   A_i = R_i − s(x, greedy response).   Source: arXiv:2310.10505, eq. 9.
+    maximise  1/B Σ_i A_i log π(y_i | x),   A_i = R_i − s(x, greedy response).   Source: arXiv:2310.10505.
 
     Costs a second, greedy response to each prompt in every iteration.
     """

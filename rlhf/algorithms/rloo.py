@@ -15,7 +15,7 @@ class RLOO(PPO):
     """REINFORCE, leave one out: the mean of a prompt's other responses is the baseline; no critic, no clip.
 
     maximise  1/B Σ_i A_i log π(y_i | x),   A_i = R_i − mean_{j ≠ i} R_j,   R_i = score − β Σ_t KL_t.
-    Source: arXiv:2402.14740, eq. 9.
+    Source: arXiv:2402.14740, the RLOO estimator.
 
     The response as a whole is the action: log-probabilities are summed over its tokens (and divided by the longest
     length allowed, a constant).

@@ -18,7 +18,7 @@ def lagrangian(rewards: Tensor, excesses: Sequence[Tensor], multipliers: Sequenc
 
     (R − Σ_i λ_i (C_i − limit_i)) / (1 + Σ_i λ_i): the divisor keeps the size of what is maximised, whatever the
     multipliers are.
-    Source: arXiv:2310.12773, eq. 9 and 32.
+    Source: arXiv:2310.12773, appendix B (there of the advantages).
 
     Args:
         rewards: [B] in reward units.
