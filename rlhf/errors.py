@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,7 +58,7 @@ def require(
     below: float | None = None,
     **values: float | None,
 ) -> None:
-    """Refuses settings out of their range; None passes, NaN does not.
+    """Refuses settings out of their range; None passes, NaN and infinity do not.
 
     Args:
         at_least: Smallest value allowed.
@@ -76,7 +77,9 @@ def require(
         (below, "below", lambda value, bound: value < bound),
     ]
     for name, value in values.items():
-        if value is None or all(bound is None or holds(value, bound) for bound, _, holds in rules):
+        holding = all(bound is None or holds(value, bound) for bound, _, holds in rules if value is not None)
+        if value is None or (holding and math.isfinite(value)):
             continue
         wanted = " and ".join(f"{word} {bound:g}" for bound, word, _ in rules if bound is not None)
+        wanted += ", and finite" if holding else ""
         raise UserError(f"{name} is {value}; must be {wanted}")

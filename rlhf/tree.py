@@ -20,6 +20,8 @@ from rlhf.yaml_files import parse
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
+MANY = 3
+"""Up to so many classes are named as those that have a setting."""
 
 # null is a value, not "left out"; a dict in a free-form setting stays a dict
 set_parsing_settings(unset_sentinel=True, instantiate_subclass_spec_in_any=False)
@@ -189,9 +191,17 @@ class Merger:
             homes = sorted((p for p, name in everywhere if name == key), key=lambda p: -_shared(p, path))
             if homes and not meant:
                 meant = f" It is a setting of {homes[0] or 'the experiment itself'}."
+            if not meant and 0 < len(others := _with_setting(cls, key)) <= MANY:
+                meant = f" {' and '.join(others)} {'have' if others[1:] else 'has'} it: name that class first."
             if not meant:
                 meant = f" It has: {', '.join(settings(cls)) or 'none'}."
             self.problem(join(path, key), text + meant)
+
+
+def _with_setting(cls: type, key: str) -> list[str]:
+    """Other classes of the same kind that have the setting."""
+    kinds = [registry for registry in REGISTRIES.values() if cls in registry]
+    return sorted({other.__name__ for registry in kinds for other in registry if key in settings(other)})
 
 
 def _turned(node: Node, cls: type) -> Node:

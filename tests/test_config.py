@@ -310,6 +310,10 @@ def test_what_a_list_looks_like_is_told():
             "stages.one.advantage.lam: the settings of a class belong under init_args; "
             "write {class_path: GAE, init_args: {lam: …}}",
         ),
+        (
+            "advantage: {class_path: Returns, init_args: {lam: 1}}",
+            "stages.one.advantage.lam: Returns has no setting 'lam'. GAE has it: name that class first.",
+        ),
         ("advantage: [GAE]", "stages.one.advantage: expected AdvantageEstimator"),
         ("advantage: {init_args: 3}", "stages.one.advantage.init_args: expected the settings of the class, not 3"),
         ("clip: null", "stages.one.clip: null is not allowed; give float"),

@@ -14,6 +14,8 @@ def test_ranges():
             require(at_least=0, below=1, a=0.0, b=value)
     with pytest.raises(ValueError, match="x is 0; must be above 0 and at most 2"):
         require(above=0, at_most=2, x=0)
+    with pytest.raises(ValueError, match="x is inf; must be at least 0, and finite"):
+        require(at_least=0, x=float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,7 @@ def test_ranges():
         (SGD, {"lr": float("nan")}),
         (GAE, {"gamma": -1.0}),
         (GAE, {"lam": 5.0}),
+        (GAE, {"length_alpha": float("inf")}),
         (Returns, {"gamma": 2.0}),
         (GroupNorm, {"eps": 0.0}),
         (Fixed, {"coef": -1.0}),

@@ -76,10 +76,15 @@ class Evaluation:
                 "that, or leave the metrics out"
             )
         for name, metric in self.metrics.items():
-            if name in TAKEN or "/" in name or not name or name.endswith(("_score", "_score_std")):
+            if not name or "/" in name:
+                problems.append(
+                    f"evaluation.metrics: {name!r} cannot be a metric's name, as its figures are eval/<name> or "
+                    "eval/<name>/<figure>; give it one without a slash"
+                )
+            if name in TAKEN or name.endswith(("_score", "_score_std")):
                 problems.append(
                     f"evaluation.metrics.{name}: eval/{name} is, or looks like, a figure of every evaluation or of "
-                    "evaluation.rewards; give the metric another name, without a slash"
+                    "evaluation.rewards; give the metric another name"
                 )
             found = metric.check(self.sampling or sampling)
             problems += [f"evaluation.metrics.{name}.{problem}" for problem in found]

@@ -143,7 +143,7 @@ class PPO(OnlineAlgorithm, NeedsInputs):
 
     def check_inputs(self) -> None:
         if self.replay is not None:
-            StoredRollouts.check(self.replay, self.iterations)
+            StoredRollouts.check(self.replay, self.iterations, self.batch_size)
 
     def fingerprint(self) -> str | None:
         if self.replay is None:

@@ -95,8 +95,8 @@ class StoredRollouts:
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
 
     @staticmethod
-    def check(directory: str | Path, iterations: int) -> None:
-        """Refuses a folder that has not the rollouts of so many iterations.
+    def check(directory: str | Path, iterations: int, rows: int) -> None:
+        """Refuses a folder that has not the rollouts of so many iterations, or another number of them in the first.
 
         Raises:
             UserError: naming folder, iterations that are there, and the remedy.
@@ -115,6 +115,9 @@ class StoredRollouts:
                 f"replay: {folder} has the rollouts of {there} iterations, but iterations is {iterations}; "
                 f"set iterations to {there}, or replay a longer run"
             )
+        first = iteration_file(folder, 1)
+        with first.open("rb") as lines:
+            _check_count(first, sum(1 for _ in lines), rows, "batch_size")
 
     def iteration(self, number: int, rows: int) -> Rollout:
         """The rollouts of an iteration (from 1), which must be so many."""
@@ -131,11 +134,7 @@ class StoredRollouts:
 
     def _read(self, path: Path, count: int, setting: str) -> Rollout:
         rows = [self._row(line, f"{path} line {number}") for number, line in enumerate(path.open("rb"), 1)]
-        if len(rows) != count:
-            raise UserError(
-                f"replay: {path} has {len(rows)} rows, but {setting} is {count}; set it to the value of that run, "
-                "which must have had save_rollouts: all"
-            )
+        _check_count(path, len(rows), count, setting)
         return assemble(rows, pad_id(self.tokenizer))
 
     def _row(self, line: bytes, where: str) -> dict[str, Any]:
@@ -174,6 +173,14 @@ class StoredRollouts:
                 f"replay: {where}: the policy's tokenizer reads its tokens as {text[:80]!r}, but the response was "
                 f"{row['response'][:80]!r}; replay with the policy of that run"
             )
+
+
+def _check_count(path: Path, rows: int, wanted: int, setting: str) -> None:
+    if rows != wanted:
+        raise UserError(
+            f"replay: {path} has {rows} rows, but {setting} is {wanted}; set it to the value of that run, which must "
+            "have had save_rollouts: all"
+        )
 
 
 def assemble(rows: Sequence[Mapping[str, Any]], pad: int) -> Rollout:

@@ -29,7 +29,7 @@ def open_replay(
     """
     if settings.replay is None:
         return None
-    StoredRollouts.check(settings.replay, settings.iterations)
+    StoredRollouts.check(settings.replay, settings.iterations, settings.batch_size)
     folder = Path(settings.replay).expanduser().resolve()
     if folder.is_relative_to(context.directory.resolve()):
         raise UserError(f"replay: {settings.replay} is in this stage's own folder, which begins empty; change --name")

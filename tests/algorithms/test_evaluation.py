@@ -36,10 +36,16 @@ def test_rows_held_out_otherwise_are_held_out():
     assert tiny_runs.data("prompt", eval_rows=0, eval_sources={"own": tiny_runs.source("prompt")}).holds_out
 
 
-@pytest.mark.parametrize("name", ["score", "kl", "distinct_2", "ema", "gold_score", "score_std", "a/b", ""])
+@pytest.mark.parametrize("name", ["score", "kl", "distinct_2", "ema", "gold_score", "score_std"])
 def test_names_that_are_taken_are_refused(name):
     (found,) = problems(evaluation=Evaluation(every=1, metrics={name: Distinct()}))
     assert found.startswith(f"evaluation.metrics.{name}: ") and "another name" in found
+
+
+@pytest.mark.parametrize("name", ["a/b", ""])
+def test_names_that_make_no_figure_are_refused(name):
+    (found,) = problems(evaluation=Evaluation(every=1, metrics={name: Distinct()}))
+    assert found.startswith(f"evaluation.metrics: {name!r} cannot be a metric's name") and "without a slash" in found
 
 
 def test_metrics_without_evaluations_are_refused():

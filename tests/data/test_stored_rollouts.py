@@ -141,20 +141,24 @@ def test_a_run_without_normalisation(tmp_path):
 
 def test_enough_iterations_are_asked_for_at_once(tmp_path):
     for number in (1, 2, 4):
-        iteration_file(tmp_path, number).touch()
-    StoredRollouts.check(tmp_path, 2)
+        iteration_file(tmp_path, number).write_text("{}\n" * 8)
+    StoredRollouts.check(tmp_path, 2, 8)
+    with pytest.raises(
+        UserError, match=r"iteration_000001\.jsonl has 8 rows, but batch_size is 4; set it to the value"
+    ):
+        StoredRollouts.check(tmp_path, 2, 4)
     with pytest.raises(
         UserError, match="has the rollouts of 2 iterations, but iterations is 3; set iterations to 2, or"
     ):
-        StoredRollouts.check(tmp_path, 3)
+        StoredRollouts.check(tmp_path, 3, 8)
     with pytest.raises(
         UserError, match=r"replay: \S+nowhere is no folder \(looked in .*\); give the rollouts/ of a run"
     ):
-        StoredRollouts.check(tmp_path / "nowhere", 3)
+        StoredRollouts.check(tmp_path / "nowhere", 3, 8)
     (tmp_path / "stage").mkdir()
     with pytest.raises(UserError, match=r"has no iteration_000001\.jsonl; give the rollouts/ of a run$"):
-        StoredRollouts.check(tmp_path / "stage", 3)
+        StoredRollouts.check(tmp_path / "stage", 3, 8)
     (tmp_path / "stage" / "rollouts").mkdir()
     iteration_file(tmp_path / "stage" / "rollouts", 1).touch()
     with pytest.raises(UserError, match=r"give the rollouts/ of a run; \S+/stage/rollouts has$"):
-        StoredRollouts.check(tmp_path / "stage", 3)
+        StoredRollouts.check(tmp_path / "stage", 3, 8)
