@@ -93,7 +93,7 @@ def test_a_stopped_replay_continues_to_the_same_numbers(stored, tmp_path):
 def test_a_few_rows_are_not_enough(tmp_path):
     few = tiny_runs.ppo(iterations=1, save_rollouts=4)
     OnlineStage(few, tiny_runs.context(tmp_path / "few")).fit()
-    with pytest.raises(UserError, match="line 1 has no source; only a run with save_rollouts: all can be replayed"):
+    with pytest.raises(UserError, match=r"has 4 rows, but batch_size is 8; .* must have had save_rollouts: all"):
         OnlineStage(
             dataclasses.replace(few, replay=str(tmp_path / "few/rollouts")), tiny_runs.context(tmp_path / "a")
         ).fit()
