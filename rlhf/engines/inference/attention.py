@@ -88,8 +88,9 @@ class Singles:
     Attributes:
         tokens: [S] int64, their places among the new tokens.
         table: [S, blocks] int64.
-        row_of_block: [used blocks] int64, which of the S rows; S: none of them.
-        query_of_block: The same with 0 for S.
+        blocks: The same, flattened.
+        own: [S, 1, blocks] float32, 1 for the blocks of a row, 0 where the table repeats its last.
+        query_of_block: [used blocks] int64, which of the S rows; that of no row: 0.
         place_of_block: [used blocks] int64, in the flattened table; that of no row: 0.
     """
 
@@ -98,14 +99,17 @@ class Singles:
         self.block = cache.block
         self.tokens = torch.tensor(tokens, device=device)
         self.table = _table(cache, rows)
+        self.blocks = self.table.flatten()
         self._lengths = torch.tensor([cache.lengths[row] for row in rows], device=device).unsqueeze(1)
         number = torch.full((max(cache.lengths) + 2,), len(rows), device=device)  # the last entry is of free blocks
         number[rows] = torch.arange(len(rows), device=device)
-        self.row_of_block = number[cache.owner[: cache.used]]
-        theirs = self.row_of_block < len(rows)
-        self.query_of_block = self.row_of_block.where(theirs, 0)
-        place = self.row_of_block * self.table.shape[1] + cache.ordinal[: cache.used]
+        row_of_block = number[cache.owner[: cache.used]]
+        theirs = row_of_block < len(rows)
+        self.query_of_block = row_of_block.where(theirs, 0)
+        place = row_of_block * self.table.shape[1] + cache.ordinal[: cache.used]
         self.place_of_block = place.where(theirs, 0)
+        counts = torch.tensor([len(cache.tables[row]) for row in rows], device=device)
+        self.own = (torch.arange(self.table.shape[1], device=device) < counts.unsqueeze(1)).float().unsqueeze(1)
         self._hidden: dict[int | None, Tensor] = {}
 
     def hidden(self, window: int | None) -> Tensor:
@@ -189,16 +193,17 @@ def _attend_singles(
     keys, values = keys[:used], values[:used]
     _, groups, block, width = keys.shape
     rows, blocks = singles.table.shape
-    each = queries.view(rows, groups, -1, width)[singles.query_of_block].flatten(0, 1)
+    each = queries.reshape(rows, -1).index_select(0, singles.query_of_block).view(used * groups, -1, width)
     scores = torch.baddbmm(each.new_zeros(()), each, keys.flatten(0, 1).mT, beta=0, alpha=attention.scale)
-    scores = scores.view(used, groups, -1, block)[singles.table]
-    scores = rearrange(scores, "row block kv group place -> row (kv group) (block place)")
+    scores = scores.view(used, -1).index_select(0, singles.blocks)
+    scores = scores.view(rows, blocks, -1, block).transpose(1, 2).flatten(2)  # row, head, block and place
     weights = _weights(attention, scores, singles.hidden(attention.window))
-    weights = rearrange(weights, "row (kv group) (block place) -> (row block) kv group place", kv=groups, block=blocks)
-    read = torch.bmm(weights[singles.place_of_block].flatten(0, 1), values.flatten(0, 1)).view(used, -1)
-    # Sums over a row's blocks are fp32; those of other rows' blocks fall into a row of their own.
-    found = torch.zeros(rows + 1, read.shape[1], dtype=torch.float32, device=read.device)
-    return found.index_add_(0, singles.row_of_block, read.float())[:rows].to(queries.dtype)
+    weights = weights.view(rows, -1, blocks, block).transpose(1, 2).reshape(rows * blocks, -1)
+    weights = weights.index_select(0, singles.place_of_block).view(used * groups, -1, block)
+    read = torch.bmm(weights, values.flatten(0, 1)).view(used, -1).index_select(0, singles.blocks)
+    # Sums over a row's blocks are fp32, and see no other row's: what a row left may not even be finite.
+    found = torch.bmm(singles.own, read.view(rows, blocks, -1).float())
+    return found.squeeze(1).to(queries.dtype)
 
 
 def _attend_group(attention: Attention, group: Group, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

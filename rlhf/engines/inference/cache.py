@@ -67,7 +67,7 @@ class KVCache:
         self._free = list(range(blocks))
         self.owner = torch.full((blocks,), -1, device=device)
         self.ordinal = torch.zeros(blocks, dtype=torch.int64, device=device)
-        self.storage = self._allocate(blocks, dtype, device)
+        self._store(self._allocate(blocks, dtype, device))
 
     @staticmethod
     def blocks_within(
@@ -81,6 +81,10 @@ class KVCache:
     def _allocate(self, blocks: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """[layers, 2, blocks, key-value heads, positions, width of a head], zero: a weight of 0 must meet no NaN."""
         return torch.zeros(self.layers, 2, blocks, *self.shape, dtype=dtype, device=device)
+
+    def _store(self, storage: Tensor) -> None:
+        self.storage = storage
+        self._by_layer: list[tuple[Tensor, Tensor]] = [(both[0], both[1]) for both in storage]
 
     @property
     def bytes(self) -> int:
@@ -99,8 +103,7 @@ class KVCache:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [blocks, key-value heads, positions, width of a head] each."""
-        keys, values = self.storage[index].unbind(0)
-        return keys, values
+        return self._by_layer[index]
 
     def open(self) -> int:
         """A new row without positions."""
@@ -194,7 +197,8 @@ class KVCache:
         else:
             storage = self._allocate(blocks, self.storage.dtype, self.storage.device)
             storage[:, :, : len(held)] = self.storage[:, :, held]
-            self.storage, self._touched = storage, len(held)
+            self._store(storage)
+            self._touched = len(held)
         owner, ordinal = self.owner[held], self.ordinal[held]
         self.owner, self.ordinal = self.owner.new_full((blocks,), -1), self.ordinal.new_zeros(blocks)
         self.owner[: len(held)], self.ordinal[: len(held)] = owner, ordinal

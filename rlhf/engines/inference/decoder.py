@@ -156,21 +156,23 @@ class Decoder:
         if layer.residual in ("parallel", "parallel_shared"):
             once = normed("attention_norm", x)
             own = once if layer.residual == "parallel_shared" else normed("mlp_norm", x)
-            attended = self._attention(index, layer, once, step, angles)
-            both = self.collectives.all_reduce(attended + self._mlp(index, layer, own))
+            attended = self._product(prefix + "out.weight", self._attention(index, layer, once, step, angles))
+            both = self.collectives.all_reduce(
+                attended + self._product(prefix + "down.weight", self._mlp(index, layer, own))
+            )
             return self._biased(prefix + "down", self._biased(prefix + "out", both)) + x
-        post = layer.residual == "post"
+        post, sandwich = layer.residual == "post", layer.residual == "sandwich"
         y = self._attention(index, layer, x if post else normed("attention_norm", x), step, angles)
-        y = self._biased(prefix + "out", self.collectives.all_reduce(y))
-        y = normed("attention_post_norm", y) if layer.residual == "sandwich" else y
-        x = normed("attention_norm", x + y) if post else x + y
+        y = self._summed(prefix + "out", y, None if sandwich else x)
+        x = x + normed("attention_post_norm", y) if sandwich else y
+        x = normed("attention_norm", x) if post else x
         y = self._mlp(index, layer, x if post else normed("mlp_norm", x))
-        y = self._biased(prefix + "down", self.collectives.all_reduce(y))
-        y = normed("mlp_post_norm", y) if layer.residual == "sandwich" else y
-        return normed("mlp_norm", x + y) if post else x + y
+        y = self._summed(prefix + "down", y, None if sandwich else x)
+        x = x + normed("mlp_post_norm", y) if sandwich else y
+        return normed("mlp_norm", x) if post else x
 
     def _attention(self, index: int, layer: Layer, x: Tensor, step: Step, angles: Angles) -> Tensor:
-        """This rank's summand of the attention's output, [N, width], without its bias."""
+        """What this rank's heads read, [N, heads · width of a head]."""
         attention, part, prefix = layer.attention, self._heads[index], f"layers.{index}."
         qkv = self._linear(prefix + "qkv", x).view(len(x), -1, attention.head_dim)
         rotated, values = qkv.split([part.heads + len(part.kv), len(part.kv)], dim=1)
@@ -182,21 +184,30 @@ class Decoder:
             rotated = rotate(rotated, *angles[attention.rotary])
         queries, keys = rotated.split([part.heads, len(part.kv)], dim=1)
         step.write(index, keys, values)
-        return self._product(prefix + "out.weight", attend(attention, index, step, queries))
+        return attend(attention, index, step, queries)
 
     def _mlp(self, index: int, layer: Layer, x: Tensor) -> Tensor:
-        """This rank's summand of the MLP's output, [N, width], without its bias."""
-        prefix, act = f"layers.{index}.", self._act[layer.mlp.activation]
-        up = self._linear(prefix + "up", x)
-        if layer.mlp.gated:
-            gate, up = up.chunk(2, dim=-1)
-            up = act(gate) * up
-        else:
-            up = act(up)
-        return self._product(prefix + "down.weight", up)
+        """This rank's part of the MLP's inner layer, [N, inner width]."""
+        name, activation = f"layers.{index}.up", layer.mlp.activation
+        if not layer.mlp.gated:
+            return self._linear(name, x, activation)
+        gate, up = self._linear(name, x).chunk(2, dim=-1)
+        return self._act[activation](gate) * up
 
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return self._product(f"{name}.weight", x, self.weights.get(f"{name}.bias"))
+    def _linear(self, name: str, x: Tensor, activation: str | None = None) -> Tensor:
+        weight, bias = f"{name}.weight", self.weights.get(f"{name}.bias")
+        if activation == "relu" and weight in self._packed:
+            return packed_linear(x, self._packed[weight], bias, activation=activation)
+        product = self._product(weight, x, bias)
+        return product if activation is None else self._act[activation](product)
+
+    def _summed(self, name: str, x: Tensor, residual: Tensor | None) -> Tensor:
+        """A product summed over ranks, with its bias, of which each rank has all, and the residual."""
+        weight = f"{name}.weight"
+        if self.collectives.size == 1 and residual is not None and weight in self._packed:
+            return packed_linear(x, self._packed[weight], self.weights.get(f"{name}.bias"), plus=residual)
+        y = self._biased(name, self.collectives.all_reduce(self._product(weight, x)))
+        return y if residual is None else residual + y
 
     def _product(self, name: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if name in self._packed:

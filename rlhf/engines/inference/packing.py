@@ -19,6 +19,18 @@ def pack(weight: Tensor) -> Tensor | None:
         return None
 
 
-def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """X · weightᵀ + bias of the weight that was packed."""
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+def packed_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, *, activation: str = "none", plus: Tensor | None = None
+) -> Tensor:
+    """X · weightᵀ + bias of the weight that was packed, and what is done to it in the same pass over the memory.
+
+    Args:
+        x: [N, inputs].
+        packed: By :func:`pack`.
+        bias: [outputs].
+        activation: "none" or "relu" of the sum; not together with ``plus``.
+        plus: [N, outputs], added to it.
+    """
+    if plus is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, plus, packed, bias, "add")
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, activation, [], "")

@@ -149,7 +149,9 @@ def draw(
             that the tokenizer has no token for.
         seen: [B, V] bool, tokens that the repetition penalty acts on. None: on none.
     """
-    tempered = logits.float() / sampling.temperature
+    tempered = logits.float()
+    if sampling.temperature != 1:
+        tempered = tempered / sampling.temperature
     logprobs = tempered.log_softmax(-1)
     allowed = logprobs if seen is None else penalized(tempered, seen, sampling.repetition_penalty)
     allowed = allowed if forbidden is None else allowed.masked_fill(forbidden, -torch.inf)
