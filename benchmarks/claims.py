@@ -17,17 +17,14 @@ Stages that are finished already are kept, so it can be interrupted. Needs the e
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
-from over_seeds import per, table
+import over_seeds
+from over_seeds import per
 
 Curve = list[dict[str, float]]
 """The evaluations of a run, in order."""
@@ -96,52 +93,31 @@ def pretrained_first(experiment: Any) -> dict[str, Any]:
     return {"pretrain": pretraining, "sft": supervised, "reward": experiment.stages["reward"]}
 
 
-def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], output: str, every: int) -> dict[str, float]:
-    """Both runs of a seed, and what they say."""
+def run_seed(base: over_seeds.Base, seed: int, every: int) -> dict[str, float]:
+    """Both runs of a seed, evaluated every so many iterations, and what they say."""
     from rlhf.algorithms.evaluation_metrics import Perplexity
-    from rlhf.config import load
-    from rlhf.experiment import Experiment
     from rlhf.metrics import read_metrics
     from rlhf.stages.settings import resolve
 
-    settings = [("seed", str(seed)), ("name", f"seed-{seed}"), ("output_dir", output), *overrides]
-    whole = load([config], settings)
-    base = dataclasses.replace(whole, stages=pretrained_first(whole))
-    base.run()
-    ppo: Any = resolve(whole.stages["ppo"], base.folders())
+    whole = base.seed(seed)
+    before = dataclasses.replace(whole, stages=pretrained_first(whole))
+    before.run()
+    ppo: Any = resolve(whole.stages["ppo"], before.folders())
     texts = dataclasses.replace(ppo.mixture.data, eval_rows=256)
     metrics = {"text_perplexity": Perplexity(data=texts)}
     ppo = dataclasses.replace(ppo, evaluation=dataclasses.replace(ppo.evaluation, every=every, metrics=metrics))
     curves = []
-    for name, stage in (("mixture", ppo), ("no-mixture", dataclasses.replace(ppo, mixture=None))):
-        arm = Experiment(
-            name=f"seed-{seed}-{name}", output_dir=output, seed=seed, threads=whole.threads, stages={"ppo": stage}
-        )
-        arm.run()
-        curves.append([row for row in read_metrics(arm.directory / "ppo") if "eval/score" in row])
+    for suffix, stage in (("mixture", ppo), ("no-mixture", dataclasses.replace(ppo, mixture=None))):
+        directory = base.run_ppo(whole, suffix, stage)
+        curves.append([row for row in read_metrics(directory) if "eval/score" in row])
     return compare(*curves)
 
 
-def main() -> None:
-    """See the module's text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="experiments/quickstart.yaml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--output_dir", default="runs/claims")
-    parser.add_argument("--processes", type=int, default=2, help="seeds run at once")
-    parser.add_argument("--every", type=int, default=5, help="iterations between evaluations")
-    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="override")
-    options = parser.parse_args()
-    overrides = [(key, value) for key, value in options.set]
-    Path(options.output_dir).mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(run_seed, options.config, seed, overrides, options.output_dir, options.every)
-            for seed in options.seeds
-        ]
-        results = [job.result() for job in jobs]
-    print(table(results, options.seeds))
-
-
 if __name__ == "__main__":
-    main()
+    over_seeds.main(
+        run_seed,
+        __doc__,
+        config="experiments/quickstart.yaml",
+        output_dir="runs/claims",
+        own=("every", 5, "iterations between evaluations"),
+    )

@@ -18,11 +18,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import over_seeds
 from over_seeds import per
 
 
@@ -78,23 +77,24 @@ def reward_stages(quickstart: Any, cell: Cell) -> dict[str, Any]:
     return {"trunk": trunk, "reward": reward}
 
 
-def run_cell(
-    config: str, cell: Cell, seed: int, overrides: Sequence[tuple[str, str]], output: str, every: int
-) -> list[dict[str, float]]:
+def supervised(whole: Any) -> Any:
+    """The quickstart's supervised stage alone, which all reward models share."""
+    return dataclasses.replace(whole, name="supervised", stages={"sft": whole.stages["sft"]})
+
+
+def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> list[dict[str, float]]:
     """The evaluations of PPO against one reward model."""
     from rlhf.algorithms.kl import KL, Fixed
-    from rlhf.config import load
     from rlhf.experiment import Experiment
     from rlhf.metrics import read_metrics
 
-    whole: Any = load([config], [("seed", str(seed)), ("output_dir", output), *overrides])
-    shared = dataclasses.replace(whole, name="supervised", stages={"sft": whole.stages["sft"]})
-    sft = str(shared.directory / "sft" / "model")
+    whole = base.load(seed=str(seed))
+    sft = str(supervised(whole).directory / "sft" / "model")
     name = f"width-{cell.width}-pairs-{cell.pairs}"
     ppo = whole.stages["ppo"]
     arm = Experiment(
         name=name,
-        output_dir=output,
+        output_dir=base.output_dir,
         seed=seed,
         threads=whole.threads,
         stages={
@@ -168,24 +168,14 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5, help="iterations between evaluations")
     parser.add_argument("--output_dir", default="runs/overoptimisation")
     parser.add_argument("--processes", type=int, default=2, help="reward models at once")
-    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="override")
+    over_seeds.add_set(parser)
     options = parser.parse_args()
-    overrides = [(key, value) for key, value in options.set]
-
-    from rlhf.config import load
-
-    settings = [("seed", str(options.seed)), ("output_dir", options.output_dir), *overrides]
-    whole = load([options.config], settings)
-    dataclasses.replace(whole, name="supervised", stages={"sft": whole.stages["sft"]}).run()
+    base = over_seeds.base(options)
+    supervised(base.load(seed=str(options.seed))).run()
     cells = [Cell(width, pairs) for pairs in options.pairs for width in options.widths]
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        jobs = {
-            cell: pool.submit(
-                run_cell, options.config, cell, options.seed, overrides, options.output_dir, options.every
-            )
-            for cell in cells
-        }
-        curves = {cell: points(job.result()) for cell, job in jobs.items()}
+    jobs = [(base, cell, options.seed, options.every) for cell in cells]
+    evaluations = over_seeds.in_processes(run_cell, jobs, options.processes)
+    curves = dict(zip(cells, map(points, evaluations), strict=True))
     picture = Path(options.output_dir) / "overoptimisation.png"
     draw(curves, picture)
     print(table(curves))

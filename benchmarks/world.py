@@ -10,16 +10,14 @@ Needs the extra ``demo``.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import random
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from over_seeds import per, table
+import over_seeds
+from over_seeds import per
 
 
 def accuracy(folder: Path, template: Any, rows: Sequence[dict[str, Any]]) -> float:
@@ -79,24 +77,18 @@ def gains(directory: Path) -> dict[str, float]:
     }
 
 
-def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], output: str, rows: int) -> dict[str, float]:
+def run_seed(base: over_seeds.Base, seed: int, rows: int) -> dict[str, float]:
     """One seed's figures; the reward model is judged on ``rows`` held-out comparisons and pairs."""
     from rlhf.algorithms.kl import KL, Fixed
-    from rlhf.config import load
     from rlhf.data import world
-    from rlhf.experiment import Experiment
     from rlhf.stages.settings import resolve
 
-    settings = [("seed", str(seed)), ("name", f"seed-{seed}"), ("output_dir", output), *overrides]
-    experiment = load([config], settings)
+    experiment = base.seed(seed)
     experiment.run()
     ppo: Any = resolve(experiment.stages["ppo"], experiment.folders())
     faster = dataclasses.replace(ppo.optimizer, lr=5e-4)  # far enough to see where it leads
     free = dataclasses.replace(ppo, kl=KL(controller=Fixed(coef=0.0)), optimizer=faster)
-    unpenalised = Experiment(
-        name=f"seed-{seed}-no-kl", output_dir=output, seed=seed, threads=experiment.threads, stages={"ppo": free}
-    )
-    unpenalised.run()
+    unpenalised = base.run_ppo(experiment, "no-kl", free)
 
     figures = gains(experiment.directory / "ppo")
     reward, template = experiment.directory / "reward" / "model", ppo.data.template
@@ -110,7 +102,7 @@ def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], outpu
         "reward model, pairs that differ only in fit": accuracy(reward, template, fit),
         "the same, prompts shuffled": accuracy(reward, template, shuffled(fit)),
     }
-    without = gains(unpenalised.directory / "ppo")
+    without = gains(unpenalised)
     figures |= {
         "without KL penalty: gold gain": without["gold gain of PPO (SFT deviations)"],
         "without KL penalty: reward-model gain": without["reward-model gain of PPO (SFT deviations)"],
@@ -119,25 +111,11 @@ def run_seed(config: str, seed: int, overrides: Sequence[tuple[str, str]], outpu
     return figures
 
 
-def main() -> None:
-    """See the module's text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="experiments/world.yaml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--output_dir", default="runs/world")
-    parser.add_argument("--processes", type=int, default=2, help="seeds run at once")
-    parser.add_argument("--rows", type=int, default=2000, help="held-out rows that the reward model is judged on")
-    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="override")
-    options = parser.parse_args()
-    overrides = [(key, value) for key, value in options.set]
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(run_seed, options.config, seed, overrides, options.output_dir, options.rows)
-            for seed in options.seeds
-        ]
-        results = [job.result() for job in jobs]
-    print(table(results, options.seeds))
-
-
 if __name__ == "__main__":
-    main()
+    over_seeds.main(
+        run_seed,
+        __doc__,
+        config="experiments/world.yaml",
+        output_dir="runs/world",
+        own=("rows", 2000, "held-out rows that the reward model is judged on"),
+    )

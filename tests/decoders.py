@@ -191,3 +191,12 @@ def under_tp_with(fault: str, family: str) -> Answer:
         for name in [name for name in weights if name.endswith(("out.bias", "down.bias"))]:
             weights[name] = weights[name] * 2
     return ours(decoder)
+
+
+def spoken() -> tuple[list[float], list[list[float]], int, int, int]:
+    """What a rank of two hears of a sum and of a gathering, how often it spoke, in how many bytes, and its rank."""
+    collectives = Collectives(torch.distributed.group.WORLD)
+    own = float(collectives.rank + 1)
+    total = collectives.all_reduce(torch.tensor([own, 10.0 * own]))
+    gathered = collectives.all_gather(torch.tensor([[own], [-own]]))
+    return total.tolist(), gathered.tolist(), collectives.calls, collectives.bytes, collectives.rank

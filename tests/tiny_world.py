@@ -1,12 +1,15 @@
-"""The quickstart in seconds, for the scripts of ``benchmarks/`` that run it; and how a test gets hold of a script."""
+"""The quickstart in seconds, for the scripts of ``benchmarks/`` that run it; how a test gets one and runs it."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+ROOT = Path(__file__).parents[1]
 TINY = {
     "stages.sft.steps": "3",
     "stages.sft.data.sources.world.rows": "300",
@@ -35,3 +38,17 @@ def load_script(path: Path) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run_script(path: Path, *arguments: str) -> str:
+    """What a script prints about the tiny quickstart; fails where the script does."""
+    changes = [word for key, value in TINY.items() for word in ("--set", key, value)]
+    config = str(ROOT / "experiments" / "quickstart.yaml")
+    done = subprocess.run(
+        [sys.executable, str(path), "--config", config, *arguments, *changes],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

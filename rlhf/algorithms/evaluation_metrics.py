@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,29 +88,22 @@ def _check_drawn(samples: int, own: Sampling | None, evaluation: Sampling) -> li
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassAtK(EvaluationMetric):
-    """Probability that one of k responses to a prompt is correct, without bias, from n samples; mean over prompts.
-
-    pass@k = E[1 − C(n − c, k) / C(n, k)],   c of n with score ≥ threshold.   Source: arXiv:2107.03374, eq. 1.
+class _AtK(EvaluationMetric):
+    """A figure of k of a prompt's responses, estimated from n of them for each k; the mean over prompts.
 
     Args:
-        judge: Says what is correct.
-        threshold: Least score of a correct response.
         k: Numbers of tries, each at most ``samples``; the figures are called by them.
         samples: n, responses drawn for each prompt; the first is the evaluation's own where ``sampling`` is null.
         sampling: How they are drawn; null as the evaluation does.
     """
 
-    judge: RewardModel
-    threshold: float = 1.0
+    judge: RewardModel | None
     k: list[int] = field(default_factory=lambda: [1, 8])
     samples: int = 8
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         _check_k(self.k, self.samples)
-        if math.isnan(self.threshold):
-            raise UserError("threshold is nan; give the least score of a correct response")
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -118,22 +112,49 @@ class PassAtK(EvaluationMetric):
     def check(self, sampling: Sampling) -> list[str]:
         return _check_drawn(self.samples, self.sampling, sampling)
 
+    @abstractmethod
+    def of(self, scores: Tensor, *, k: int) -> Tensor:
+        """The figure of each prompt, [P], from the judge's scores [P, n]."""
+
     def build(self, setup: MetricSetup) -> LiveMetric:
-        return _LivePassAtK(self, setup.judge(self.judge))
+        return _LiveAtK(self, setup.judge(self.judge))
 
 
-class _LivePassAtK(LiveMetric):
-    def __init__(self, settings: PassAtK, judge: Scorer) -> None:
+class _LiveAtK(LiveMetric):
+    def __init__(self, settings: _AtK, judge: Scorer) -> None:
         self.settings, self.judge = settings, judge
 
     def __call__(self, evaluated: Evaluated) -> dict[str, float]:
         settings = self.settings
-        correct = evaluated.scores(self.judge, settings.samples, settings.sampling) >= settings.threshold
-        return {str(k): float(functional.pass_at_k(correct, k=k).mean()) for k in settings.k}
+        scores = evaluated.scores(self.judge, settings.samples, settings.sampling)
+        return {str(k): float(settings.of(scores, k=k).mean()) for k in settings.k}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestAtK(EvaluationMetric):
+class PassAtK(_AtK):
+    """Probability that one of k responses to a prompt is correct, without bias, from n samples; mean over prompts.
+
+    pass@k = E[1 − C(n − c, k) / C(n, k)],   c of n with score ≥ threshold.   Source: arXiv:2107.03374, eq. 1.
+
+    Args:
+        judge: Says what is correct.
+        threshold: Least score of a correct response.
+    """
+
+    judge: RewardModel
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if math.isnan(self.threshold):
+            raise UserError("threshold is nan; give the least score of a correct response")
+
+    def of(self, scores: Tensor, *, k: int) -> Tensor:
+        return functional.pass_at_k(scores >= self.threshold, k=k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestAtK(_AtK):
     """Score of the best of k responses to a prompt, without bias, from n samples; mean over prompts.
 
     best@k = E[Σ_i s_(i) C(i − 1, k − 1) / C(n, k)],   s_(1) ≤ … ≤ s_(n) the scores of a prompt's samples: the mean,
@@ -143,36 +164,12 @@ class BestAtK(EvaluationMetric):
     Args:
         judge: Scores the responses; null is the stage's own reward model.
         k: How many to choose from, each at most ``samples``; the figures are called by them.
-        samples: n, responses drawn for each prompt; the first is the evaluation's own where ``sampling`` is null.
-        sampling: How they are drawn; null as the evaluation does.
     """
 
     judge: RewardModel | None = None
-    k: list[int] = field(default_factory=lambda: [1, 8])
-    samples: int = 8
-    sampling: Sampling | None = None
 
-    def __post_init__(self) -> None:
-        _check_k(self.k, self.samples)
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        return tuple(map(str, self.k))
-
-    def check(self, sampling: Sampling) -> list[str]:
-        return _check_drawn(self.samples, self.sampling, sampling)
-
-    def build(self, setup: MetricSetup) -> LiveMetric:
-        return _LiveBestAtK(self, setup.judge(self.judge))
-
-
-class _LiveBestAtK(LiveMetric):
-    def __init__(self, settings: BestAtK, judge: Scorer) -> None:
-        self.settings, self.judge = settings, judge
-
-    def __call__(self, evaluated: Evaluated) -> dict[str, float]:
-        scores = evaluated.scores(self.judge, self.settings.samples, self.settings.sampling)
-        return {str(k): float(functional.best_at_k(scores, k=k).mean()) for k in self.settings.k}
+    def of(self, scores: Tensor, *, k: int) -> Tensor:
+        return functional.best_at_k(scores, k=k)
 
 
 # -------------------------------------------------------------------------------------------------- words, and the rest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf.errors import UserError
-from rlhf.interfaces import Selection, Worth
+from rlhf.interfaces import Selection, SelectionByEvaluation, Worth
 
 EMA = "ema/"
 
@@ -34,7 +34,7 @@ class Averaged(Selection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best(Selection):
+class Best(SelectionByEvaluation):
     """The weights at the evaluation whose figure was best; of equal ones the first.
 
     argmax_i m_i over the evaluations i of the run, or argmin. The largest of many noisy figures flatters what it is the
@@ -45,8 +45,6 @@ class Best(Selection):
             metric's. With ``ema/`` before it, it is the average's, and its weights are taken.
         higher_is_better: Whether the largest is the best.
     """
-
-    evaluates: ClassVar[bool] = True
 
     metric: str = "score"
     higher_is_better: bool = True

@@ -12,6 +12,7 @@ from rlhf import distributed
 from rlhf.engines.manifest import Damaged, read_manifest
 from rlhf.errors import UserError
 from rlhf.files import atomic_folder
+from rlhf.interfaces import SelectionByEvaluation
 from rlhf.stages.folder import BEST, link_tree
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Selector:
         Returns:
             ``select/step`` and ``select/iteration`` of those that are the best now; nothing where no evaluation counts.
         """
-        if not self.settings.evaluates:
+        if not isinstance(self.settings, SelectionByEvaluation):
             return {}
         worth, trainer = self.settings.worth(figures), self.trainer
         better = worth.value == worth.value and (self.best is None or worth.value > self.best.value)

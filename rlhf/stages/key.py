@@ -20,7 +20,7 @@ from rlhf.schema import model_paths
 from rlhf.stages.settings import differences, settings_tree
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy", "peft", "deepspeed")
-CODE = ("algorithms", "data", "engines", "loops", "models", "interfaces.py", "types.py", "tally.py")
+CODE = ("algorithms", "data", "engines", "loops", "models", "interfaces", "types.py", "tally.py")
 """What of this package takes part in a stage."""
 NEUTRAL = ("save_every",)
 """Settings of algorithms that change nothing of what a stage leaves."""

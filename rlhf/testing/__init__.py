@@ -18,7 +18,7 @@ from rlhf.testing.contract import BrokenContract as BrokenContract, Contract
 
 
 def check_component(cls: type, **settings: Any) -> None:
-    """Makes a component and checks that it keeps the contract of its kind, as ``rlhf/interfaces.py`` has it.
+    """Makes a component and checks that it keeps the contract of its kind, as ``rlhf.interfaces`` has it.
 
     Every component: a frozen, keyword-only dataclass; every setting in the ``Args:`` of the docstring and none besides;
     equal settings give equal objects and texts; pickled, or printed as ``--print_config`` does and read again, it is

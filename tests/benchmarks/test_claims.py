@@ -1,15 +1,10 @@
 """The script behind the findings on mixture and EMA: its arithmetic by hand, and once end to end."""
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from tiny_world import TINY, load_script
+from tiny_world import ROOT, load_script, run_script
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "claims.py"
 
 
@@ -64,14 +59,5 @@ def test_figures_by_hand(script):
 
 @pytest.mark.slow
 def test_the_script_runs(tmp_path):
-    config = str(ROOT / "experiments" / "quickstart.yaml")
-    arguments = ["--config", config, "--seeds", "1", "2", "--output_dir", str(tmp_path), "--every", "1"]
-    arguments += [word for key, value in TINY.items() for word in ("--set", key, value)]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "| EMA: gold, average − last policy (deviations) | " in done.stdout
+    printed = run_script(SCRIPT, "--seeds", "1", "2", "--output_dir", str(tmp_path), "--every", "1")
+    assert "| EMA: gold, average − last policy (deviations) | " in printed

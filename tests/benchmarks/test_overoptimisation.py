@@ -1,14 +1,8 @@
 """The script behind the figure of proxy and gold: its arithmetic by hand, and once end to end."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from tiny_world import TINY, load_script
+from tiny_world import ROOT, load_script, run_script
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "overoptimisation.py"
 
 
@@ -44,14 +38,5 @@ def test_the_figure_is_drawn(script, tmp_path):
 
 @pytest.mark.slow
 def test_the_script_runs(tmp_path):
-    arguments = ["--config", str(ROOT / "experiments" / "quickstart.yaml"), "--output_dir", str(tmp_path)]
-    arguments += ["--widths", "32", "--pairs", "64", "96", "--every", "1"]
-    arguments += [word for key, value in TINY.items() for word in ("--set", key, value)]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "| 32 | 96 | " in done.stdout and (tmp_path / "overoptimisation.png").is_file()
+    printed = run_script(SCRIPT, "--output_dir", str(tmp_path), "--widths", "32", "--pairs", "64", "96", "--every", "1")
+    assert "| 32 | 96 | " in printed and (tmp_path / "overoptimisation.png").is_file()

@@ -59,6 +59,6 @@ def test_without_a_peer_its_lines_say_so(monkeypatch):
         raise script.MissingPeer(f"{name} is not installed")
 
     monkeypatch.setattr(script.peer_code, "check_version", missing)
-    script.verl.cache_clear()
+    script.runs.verl.cache_clear()
     lines = script.table()[2:]
     assert len(lines) == len(script.COMPARISONS) and all("| not installed |" in line for line in lines)

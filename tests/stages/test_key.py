@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +149,11 @@ def test_versions_are_of_packages_and_of_the_source(monkeypatch):
     assert versions.__wrapped__()["rlhf"] != versions()["rlhf"]
     monkeypatch.setattr(keys, "PACKAGES", ("torch", "no-such-package"))
     assert versions.__wrapped__().keys() == {"torch", "rlhf"}
+
+
+def test_everything_that_counts_as_source_is_there():
+    home = Path(keys.__file__).parents[1]
+    assert [name for name in keys.CODE if not (home / name).exists()] == []
 
 
 def test_what_differs_is_told_most_telling_first():

@@ -11,6 +11,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+MAX_LOG_RATIO = 80.0  # exp of it is finite in fp32: an inf ratio would make the gradient of a clipped token NaN
+
 
 def check_same_shape(**tensors: Tensor) -> None:
     """Refuse tensors whose shapes differ: broadcasting hides more mistakes than it saves lines."""
@@ -40,6 +42,13 @@ def check_integer(**tensors: Tensor) -> None:
             raise ValueError(f"{name} must hold integer ids, it is {tensor.dtype} (shape {list(tensor.shape)}).")
 
 
+def check_not_negative(**numbers: float | None) -> None:
+    """Refuse settings below 0, and NaN; None is no bound."""
+    for name, number in numbers.items():
+        if number is not None and not number >= 0:
+            raise ValueError(f"{name} must not be negative, it is {number}.")
+
+
 def to_float(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Bring all to one precision: float64 if one of them is float64, else float32."""
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
@@ -49,6 +58,20 @@ def to_float(*tensors: Tensor) -> tuple[Tensor, ...]:
 def keep(x: Tensor, mask: Tensor | None) -> Tensor:
     """Replace masked slots by 0: before a non-linear operation this also keeps NaN out of its gradient."""
     return x if mask is None else torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def masked(mask: Tensor, **tensors: Tensor) -> tuple[Tensor, ...]:
+    """Refuse what does not fit the mask, and bring the rest to one precision, with 0 in masked slots."""
+    check_mask(mask, **tensors)
+    return tuple(keep(x, mask) for x in to_float(*tensors.values()))
+
+
+def moved(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, log-ratio to the old ones (at most `MAX_LOG_RATIO`) and advantages, 0 in masked slots."""
+    logprobs, old_logprobs, advantages = masked(
+        mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages
+    )
+    return logprobs, (logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO), advantages
 
 
 def bound_mean(mean: Tensor, low: Tensor, high: Tensor) -> Tensor:

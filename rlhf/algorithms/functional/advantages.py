@@ -12,6 +12,7 @@ from rlhf.algorithms.functional._shared import (
     check_dims,
     check_integer,
     check_mask,
+    check_not_negative,
     check_same_shape,
     keep,
     moments,
@@ -136,8 +137,7 @@ def group_norm(
     """
     if scale not in SCALES:
         raise ValueError(f"No scale is called {scale!r}. Known: {', '.join(SCALES)}.")
-    if not eps >= 0:
-        raise ValueError(f"eps must not be negative, it is {eps}.")
+    check_not_negative(eps=eps)
     centred, same_group = _centre(scores, groups)
     if scale == "none":
         return centred

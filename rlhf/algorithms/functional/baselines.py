@@ -12,6 +12,7 @@ from rlhf.algorithms.functional._shared import (
     check_mask,
     check_same_shape,
     keep,
+    masked,
     to_float,
 )
 from rlhf.algorithms.functional.advantages import returns
@@ -90,11 +91,11 @@ def optimal_token_baseline(
     Raises:
         ValueError: shapes differ, the mask is not bool or ids are not integers.
     """
-    check_mask(mask, rewards=rewards, logprobs=logprobs, collision=collision)
+    given = masked(mask, rewards=rewards, logprobs=logprobs, collision=collision)
     check_dims("B T", rewards=rewards)
     check_same_shape(groups=groups, rows_of_mask=mask.any(1))
     check_integer(groups=groups)
-    rewards, logprobs, collision = (keep(x.detach(), mask) for x in to_float(rewards, logprobs, collision))
+    rewards, logprobs, collision = (x.detach() for x in given)
     to_go = returns(rewards, mask, gamma=1.0)
     # Never negative, as Σ_v π(v)² ≥ π(a)²; but by rounding.
     energy = keep((1 - 2 * logprobs.exp() + collision).clamp(min=0.0), mask).cumsum(1)

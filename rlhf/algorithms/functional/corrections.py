@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.functional._shared import check_mask, keep, to_float
-from rlhf.algorithms.functional.losses import MAX_LOG_RATIO
+from rlhf.algorithms.functional._shared import MAX_LOG_RATIO, keep, masked
 
 LEVELS = ("token", "sequence")
 
@@ -75,9 +74,8 @@ def masked_weights(
 def _ratios(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, level: str) -> Tensor:
     if level not in LEVELS:
         raise ValueError(f"No level is called {level!r}. Known: {', '.join(LEVELS)}.")
-    check_mask(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
-    old_logprobs, rollout_logprobs = (keep(x.detach(), mask) for x in to_float(old_logprobs, rollout_logprobs))
-    log_ratio = old_logprobs - rollout_logprobs
+    old_logprobs, rollout_logprobs = masked(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
+    log_ratio = (old_logprobs - rollout_logprobs).detach()
     if level == "sequence":
         log_ratio = log_ratio.sum(1, keepdim=True).expand(mask.shape)
     return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))

@@ -6,9 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.algorithms.functional._shared import check_dims, check_mask, check_same_shape, keep, to_float
-
-MAX_LOG_RATIO = 80.0  # exp of it is finite in fp32: an inf ratio would make the gradient of a clipped token NaN
+from rlhf.algorithms.functional._shared import (
+    check_dims,
+    check_not_negative,
+    check_same_shape,
+    keep,
+    masked,
+    moved,
+    to_float,
+)
 
 
 def clipped_surrogate(
@@ -44,13 +50,11 @@ def clipped_surrogate(
     Raises:
         ValueError: shapes differ, the mask is not bool, a clip is negative or `dual_clip` not above 1.
     """
-    check_mask(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    if not (clip_low >= 0 and clip_high >= 0):
-        raise ValueError(f"Clips must not be negative: {clip_low=}, {clip_high=}.")
+    check_not_negative(clip_low=clip_low, clip_high=clip_high)
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, it is {dual_clip}.")
-    logprobs, old_logprobs, advantages = (keep(x, mask) for x in to_float(logprobs, old_logprobs, advantages))
-    ratio = (logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO).exp()
+    _, log_ratio, advantages = moved(logprobs, old_logprobs, advantages, mask)
+    ratio = log_ratio.exp()
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     if dual_clip is not None:
         bounded = torch.maximum(objective, dual_clip * advantages)
@@ -80,10 +84,8 @@ def clipped_value(
     Raises:
         ValueError: shapes differ, the mask is not bool or the clip is negative.
     """
-    check_mask(mask, values=values, old_values=old_values, returns=returns)
-    if clip is not None and not clip >= 0:
-        raise ValueError(f"clip must not be negative, it is {clip}.")
-    values, old_values, returns = (keep(x, mask) for x in to_float(values, old_values, returns))
+    check_not_negative(clip=clip)
+    values, old_values, returns = masked(mask, values=values, old_values=old_values, returns=returns)
     error = (values - returns).square()
     if clip is not None:
         error = torch.maximum(error, (old_values + (values - old_values).clamp(-clip, clip) - returns).square())

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.functional._shared import check_dims, check_integer, check_mask, keep, moments, safe_sqrt, to_float
+from rlhf.algorithms.functional._shared import (
+    check_dims,
+    check_integer,
+    check_mask,
+    check_not_negative,
+    keep,
+    masked,
+    moments,
+    safe_sqrt,
+    to_float,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,9 +43,7 @@ def masked_mean(x: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
     Raises:
         ValueError: shapes differ or the mask is not bool.
     """
-    check_mask(mask, x=x)
-    (x,) = to_float(x)
-    x = keep(x, mask)
+    (x,) = masked(mask, x=x)
     if dim is None:
         return x.sum() / mask.sum().clamp(min=1)
     return x.sum(dim) / mask.sum(dim).clamp(min=1)
@@ -66,8 +74,7 @@ def masked_whiten(
         ValueError: shapes differ, the mask is not bool or `eps` is negative.
     """
     check_mask(mask, x=x)
-    if not eps >= 0:
-        raise ValueError(f"eps must not be negative, it is {eps}.")
+    check_not_negative(eps=eps)
     (x,) = to_float(x)
     centred, mean, square_sum, number = moments(x, mask, group)
     scale = safe_sqrt(square_sum / number.clamp(min=1) + eps)

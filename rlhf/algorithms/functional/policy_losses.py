@@ -9,28 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.functional._shared import check_mask, keep, to_float
-from rlhf.algorithms.functional.losses import MAX_LOG_RATIO
-
-
-def _prepared(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, log-ratio to the old ones (at most `MAX_LOG_RATIO`) and advantages, 0 in masked slots."""
-    check_mask(mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    logprobs, old_logprobs, advantages = (keep(x, mask) for x in to_float(logprobs, old_logprobs, advantages))
-    return logprobs, (logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO), advantages
+from rlhf.algorithms.functional._shared import check_mask, check_not_negative, keep, masked, moved
 
 
 def _mean_of_rows(x: Tensor, mask: Tensor) -> Tensor:
     """[B, T] with 0 in masked slots to [B, 1]: the mean over the real tokens of each row, 0 without one."""
     return x.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def _check_clips(**clips: float | None) -> None:
-    for name, clip in clips.items():
-        if clip is not None and not clip >= 0:
-            raise ValueError(f"{name} must not be negative, it is {clip}.")
 
 
 def policy_gradient(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -52,8 +36,7 @@ def policy_gradient(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tenso
     Raises:
         ValueError: shapes differ or the mask is not bool.
     """
-    check_mask(mask, logprobs=logprobs, advantages=advantages)
-    logprobs, advantages = (keep(x, mask) for x in to_float(logprobs, advantages))
+    logprobs, advantages = masked(mask, logprobs=logprobs, advantages=advantages)
     return -advantages * logprobs
 
 
@@ -89,8 +72,8 @@ def sequence_surrogate(
     Raises:
         ValueError: shapes differ, the mask is not bool or a clip is negative.
     """
-    _check_clips(clip_low=clip_low, clip_high=clip_high)
-    logprobs, log_ratio, advantages = _prepared(logprobs, old_logprobs, advantages, mask)
+    check_not_negative(clip_low=clip_low, clip_high=clip_high)
+    logprobs, log_ratio, advantages = moved(logprobs, old_logprobs, advantages, mask)
     ratio = (_mean_of_rows(log_ratio, mask).detach() + logprobs - logprobs.detach()).exp()
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     return keep(-objective, mask)
@@ -127,8 +110,8 @@ def geometric_surrogate(
     Raises:
         ValueError: shapes differ, the mask is not bool or a clip is negative.
     """
-    _check_clips(clip_low=clip_low, clip_high=clip_high)
-    _, log_ratio, advantages = _prepared(logprobs, old_logprobs, advantages, mask)
+    check_not_negative(clip_low=clip_low, clip_high=clip_high)
+    _, log_ratio, advantages = moved(logprobs, old_logprobs, advantages, mask)
     clipped = torch.where(advantages > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
     return keep(-advantages * _mean_of_rows(clipped, mask).exp(), mask)
 
@@ -162,8 +145,8 @@ def detached_surrogate(
     Raises:
         ValueError: shapes differ, the mask is not bool or a clip is negative.
     """
-    _check_clips(clip_low=clip_low, clip_high=clip_high)
-    logprobs, log_ratio, advantages = _prepared(logprobs, old_logprobs, advantages, mask)
+    check_not_negative(clip_low=clip_low, clip_high=clip_high)
+    logprobs, log_ratio, advantages = moved(logprobs, old_logprobs, advantages, mask)
     low = 0.0 if clip_low is None else 1 - clip_low
     weight = log_ratio.detach().exp().clamp(low, None if clip_high is None else 1 + clip_high)
     return -weight * advantages * logprobs
@@ -195,7 +178,7 @@ def penalised_surrogate(
     """
     if not coef >= 0:
         raise ValueError(f"A negative coef would reward drift, it is {coef}.")
-    _, log_ratio, advantages = _prepared(logprobs, old_logprobs, advantages, mask)
+    _, log_ratio, advantages = moved(logprobs, old_logprobs, advantages, mask)
     return keep(-log_ratio.exp() * advantages + coef * (torch.expm1(log_ratio) - log_ratio), mask)
 
 
@@ -224,5 +207,5 @@ def selectively_penalised_surrogate(
     if not coef >= 0:
         raise ValueError(f"A negative coef would reward drift, it is {coef}.")
     check_mask(selected, logprobs=logprobs)
-    _, log_ratio, advantages = _prepared(logprobs, old_logprobs, advantages, mask)
+    _, log_ratio, advantages = moved(logprobs, old_logprobs, advantages, mask)
     return keep(-log_ratio.exp() * advantages + keep(coef * log_ratio.abs(), selected), mask)
