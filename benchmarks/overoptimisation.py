@@ -8,7 +8,10 @@ against it without a KL penalty, evaluated every few iterations on held-out prom
 
 Writes ``overoptimisation.png``: the proxy's score and gold, both in standard deviations of the supervised policy's,
 against √KL (as arXiv:2210.10760, figure 1: gold rises, then falls, while the proxy goes on rising). Prints a Markdown
-table: the largest gold, the KL where it is (the onset of over-optimisation), and both at the end.
+table: how many held-out comparisons the reward model orders as the annotators did, the largest gold, the KL where it is
+(the onset of over-optimisation), and both at the end. Reward models that are wider than the quickstart's have a learning
+rate that is lower in proportion (as arXiv:2203.03466 has it for Adam and hidden matrices): at the quickstart's they would
+not learn.
 
 Stages that are finished already are kept, so it can be interrupted. Needs the extra ``demo``.
 """
@@ -40,6 +43,13 @@ class Point(NamedTuple):
     gold: float
 
 
+class Run(NamedTuple):
+    """Share of held-out comparisons that a reward model orders as the annotators did, and PPO's evaluations."""
+
+    accuracy: float
+    evaluations: list[dict[str, float]]
+
+
 def points(evaluations: Sequence[Mapping[str, float]]) -> list[Point]:
     """The evaluations of a run, beginning with the supervised policy's."""
     start = evaluations[0]
@@ -64,7 +74,13 @@ def reward_stages(quickstart: Any, cell: Cell) -> dict[str, Any]:
     from rlhf.data.sources import World
     from rlhf.models.policy import Pretrained
 
-    sft, stage = quickstart.stages["sft"], quickstart.stages["reward"]
+    slower = min(1.0, quickstart.stages["sft"].policy.config["hidden_size"] / cell.width)
+
+    def paced(stage: Any) -> Any:
+        optimizer = dataclasses.replace(stage.optimizer, lr=stage.optimizer.lr * slower)
+        return dataclasses.replace(stage, optimizer=optimizer)
+
+    sft, stage = (paced(quickstart.stages[name]) for name in ("sft", "reward"))
     sizes = {"hidden_size": cell.width, "intermediate_size": 8 * (cell.width // 3)}
     trunk = dataclasses.replace(sft, policy=dataclasses.replace(sft.policy, config={**sft.policy.config, **sizes}))
     source = World(form="comparisons", rows=cell.pairs, options={"fit_fraction": 0.4, "doubled": 0.5})
@@ -82,8 +98,8 @@ def supervised(whole: Any) -> Any:
     return dataclasses.replace(whole, name="supervised", stages={"sft": whole.stages["sft"]})
 
 
-def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> list[dict[str, float]]:
-    """The evaluations of PPO against one reward model."""
+def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> Run:
+    """A reward model, and PPO against it."""
     from rlhf.algorithms.kl import KL, Fixed
     from rlhf.experiment import Experiment
     from rlhf.metrics import read_metrics
@@ -111,7 +127,8 @@ def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> list[d
         },
     )
     arm.run()
-    return [row for row in read_metrics(arm.directory / "ppo") if "eval/gold_score" in row]
+    accuracy = [row["eval/accuracy"] for row in read_metrics(arm.directory / "reward") if "eval/accuracy" in row][-1]
+    return Run(accuracy, [row for row in read_metrics(arm.directory / "ppo") if "eval/gold_score" in row])
 
 
 def draw(curves: Mapping[Cell, Sequence[Point]], path: Path) -> None:
@@ -145,15 +162,15 @@ def draw(curves: Mapping[Cell, Sequence[Point]], path: Path) -> None:
     plt.close(figure)
 
 
-def table(curves: Mapping[Cell, Sequence[Point]]) -> str:
+def table(curves: Mapping[Cell, Sequence[Point]], accuracies: Mapping[Cell, float]) -> str:
     """Markdown: a line for each reward model."""
     lines = [
-        "| width | comparisons | largest gold | KL there | gold at the end | proxy at the end | KL at the end |",
-        "|---|---|---|---|---|---|---|",
+        "| width | comparisons | accuracy | largest gold | KL there | gold, at the end | proxy | KL |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for cell, curve in curves.items():
         best, last = onset(curve), curve[-1]
-        figures = (best.gold, best.kl, last.gold, last.proxy, last.kl)
+        figures = (accuracies[cell], best.gold, best.kl, last.gold, last.proxy, last.kl)
         lines.append(f"| {cell.width} | {cell.pairs:,} | " + " | ".join(f"{value:.2f}" for value in figures) + " |")
     return "\n".join(lines)
 
@@ -174,11 +191,11 @@ def main() -> None:
     supervised(base.load(seed=str(options.seed))).run()
     cells = [Cell(width, pairs) for pairs in options.pairs for width in options.widths]
     jobs = [(base, cell, options.seed, options.every) for cell in cells]
-    evaluations = over_seeds.in_processes(run_cell, jobs, options.processes)
-    curves = dict(zip(cells, map(points, evaluations), strict=True))
+    runs: list[Run] = over_seeds.in_processes(run_cell, jobs, options.processes)
+    curves = {cell: points(run.evaluations) for cell, run in zip(cells, runs, strict=True)}
     picture = Path(options.output_dir) / "overoptimisation.png"
     draw(curves, picture)
-    print(table(curves))
+    print(table(curves, {cell: run.accuracy for cell, run in zip(cells, runs, strict=True)}))
     print(f"\n{picture}")
 
 

@@ -25,8 +25,9 @@ def test_gains_are_in_deviations_of_the_start_and_the_onset_is_the_top_of_gold(s
     curve = script.points([evaluation(-1e-9, 1.0, 1.0), evaluation(4.0, 3.0, 2.0), evaluation(9.0, 5.0, 0.5)])
     assert [tuple(point) for point in curve] == [(0.0, 0.0, 0.0), (4.0, 1.0, 2.0), (9.0, 2.0, -1.0)]
     assert script.onset(curve) == curve[1]
-    line = script.table({script.Cell(96, 8000): curve}).splitlines()[-1]
-    assert line == "| 96 | 8,000 | 2.00 | 4.00 | -1.00 | 2.00 | 9.00 |"
+    cell = script.Cell(96, 8000)
+    line = script.table({cell: curve}, {cell: 0.75}).splitlines()[-1]
+    assert line == "| 96 | 8,000 | 0.75 | 2.00 | 4.00 | -1.00 | 2.00 | 9.00 |"
 
 
 def test_the_figure_is_drawn(script, tmp_path):

@@ -143,9 +143,7 @@ def test_enough_iterations_are_asked_for_at_once(tmp_path):
     for number in (1, 2, 4):
         iteration_file(tmp_path, number).write_text("{}\n" * 8)
     StoredRollouts.check(tmp_path, 2, 8)
-    with pytest.raises(
-        UserError, match=r"iteration_000001\.jsonl has 8 rows, but batch_size is 4; set it"
-    ):
+    with pytest.raises(UserError, match=r"iteration_000001\.jsonl has 8 rows, but batch_size is 4; set it"):
         StoredRollouts.check(tmp_path, 2, 4)
     with pytest.raises(
         UserError, match="has the rollouts of 2 iterations, but iterations is 3; set iterations to 2, or"
