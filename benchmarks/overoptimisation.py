@@ -9,8 +9,8 @@ against it without a KL penalty, evaluated every few iterations on held-out prom
 Writes ``overoptimisation.png``: the proxy's score and gold, both in standard deviations of the supervised policy's,
 against √KL (as arXiv:2210.10760, figure 1: gold rises, then falls, while the proxy goes on rising). Prints a Markdown
 table: how many held-out comparisons the reward model orders as the annotators did, the largest gold, the KL where it is
-(the onset of over-optimisation), and both at the end. Reward models that are wider than the quickstart's have a learning
-rate that is lower in proportion (as arXiv:2203.03466 has it for Adam and hidden matrices): at the quickstart's they would
+(the onset of over-optimisation), and both at the end. Reward models that are wider than the quickstart's have a lower
+learning rate, in proportion (as arXiv:2203.03466 has it for Adam and hidden matrices): at the quickstart's they would
 not learn.
 
 Stages that are finished already are kept, so it can be interrupted. Needs the extra ``demo``.
