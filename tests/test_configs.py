@@ -23,7 +23,13 @@ def test_there_are_experiments():
     assert ROOT / "experiments" / "quickstart.yaml" in CONFIGS
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def case(path: Path):
+    """A recipe for many gigabytes is built on shapes, which takes a while."""
+    large = path.parent.name == "opt" and path.stem not in ("1.3b", "6.7b")
+    return pytest.param(path, marks=pytest.mark.slow if large else (), id=path.relative_to(ROOT).as_posix())
+
+
+@pytest.mark.parametrize("path", map(case, CONFIGS))
 def test_experiment_is_built_and_survives_its_dump(path, tmp_path, monkeypatch):
     write_shapes(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -45,8 +45,8 @@ SHORTER = dict.fromkeys(
         "--stages.ppo.evaluation.prompts 8"
     )
 }
-SLOW_PAGES = {"engines.md"}
-"""Pages that take more than a minute."""
+SLOW_PAGES = {"README.md", "after-a-run.md", "data.md", "engines.md", "findings.md", "running.md"}
+"""Pages that take half a minute or more."""
 OVER_SEEDS = {
     "benchmarks/world.py": ["--seeds", "1", "--rows", "100"],
     "benchmarks/claims.py": ["--seeds", "1", "--every", "1"],

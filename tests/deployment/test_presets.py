@@ -38,7 +38,11 @@ def recipe(name: str, *overrides: tuple[str, str]) -> Experiment:
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("opt/30b", "opt/66b") else ()) for name in RECIPES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("opt/30b", "opt/66b", "opt/175b") else ())
+        for name in RECIPES
+    ],
 )
 def test_recipes_fit_where_they_say(name):
     experiment = recipe(name)
@@ -54,6 +58,7 @@ def test_recipes_fit_where_they_say(name):
         assert "model 0.33 B" in text and (ppo.policy.lora is not None) == (name not in ("opt/1.3b", "opt/6.7b"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hub")
 def test_what_is_larger_gets_more_of_what_saves_memory():
     def engine(name, *overrides):

@@ -75,6 +75,7 @@ def test_an_overflow_on_one_process_is_one_on_all(two_processes, stage) -> None:
         assert rank["state"]["engine"]["steps"] == 2 and rank["state"]["engine"]["skipped"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("who", "stage"), cases({("loss", 2)}, ("loss", "value_loss")))
 def test_policy_and_critic_skip_together(two_processes, who, stage) -> None:  # case E9
     own, other = ("policy", "value") if who == "loss" else ("value", "policy")

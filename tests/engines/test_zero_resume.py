@@ -36,7 +36,7 @@ def whole(two_processes, tmp_path_factory) -> Any:
     return run
 
 
-QUICK = {("sft", 2, 1), ("sft", 3, 3)}
+QUICK = {("sft", 2, 1)}
 ALL = [(kind, stage, step) for kind in KINDS for stage in (2, 3) for step in range(cut_runs.STEPS)]
 
 
