@@ -188,17 +188,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5, 10, 20], help="numbers of seeds")
-    parser.add_argument("--experiments", type=int, default=1000, help="of each kind; a fifth where each is a fit")
+    parser.add_argument(
+        "--experiments", type=int, default=1000, help="of each kind; half where each is a bootstrap, a tenth a fit"
+    )
     parser.add_argument("--resamples", type=int, default=999, help="of a bootstrap")
     given = parser.parse_args(arguments)
     # statsmodels collects garbage at each correction; there are thousands, and nothing to collect
     gc.collect()
     gc.freeze()
-    count, fits = given.experiments, max(given.experiments // 5, 1)
+    count = given.experiments
+    bootstraps, fits = max(count // 2, 1), max(count // 10, 1)
     tables: list[tuple[str, Callable[[int], dict[str, float]], tuple[str, ...]]] = [
         ("95% intervals of a difference hold the truth", lambda n: paired(n, count), ("width",)),
         ("A family of four without a difference finds one (5% wanted)", lambda n: false_discoveries(n, count), ()),
-        ("95% intervals of one variant hold the truth", lambda n: means_and_iqm(n, count, given.resamples), ()),
+        (
+            f"95% intervals of one variant hold the truth ({bootstraps} experiments)",
+            lambda n: means_and_iqm(n, bootstraps, given.resamples),
+            (),
+        ),
         (f"95% intervals of effects hold the truth ({fits} experiments)", lambda n: factorial(n, fits), ("width",)),
         ("Power", lambda n: powers(n, count), ("needed",)),
     ]

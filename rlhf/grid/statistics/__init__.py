@@ -7,6 +7,7 @@ and every random number comes from a fixed seed, so equal tables give equal byte
 ========================================  ===========================================================================
 :mod:`~rlhf.grid.statistics.table`        the checked table: variants by seeds
 :mod:`~rlhf.grid.statistics.comparisons`  means with intervals, differences paired by seed, Holm's correction
+:mod:`~rlhf.grid.statistics.curves`       means of curves over seeds
 :mod:`~rlhf.grid.statistics.factorial`    main effects and interactions of crossed axes
 :mod:`~rlhf.grid.statistics.robust`       IQM, performance profiles, probability of improvement
 :mod:`~rlhf.grid.statistics.power`        how many seeds a claim needs, and what these seeds could show

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rlhf.errors import UserError, require
-from rlhf.grid.statistics.table import Array, by_seed, named
+from rlhf.grid.statistics.table import Array, Runs, by_seed, named
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,10 +42,10 @@ def per_variant(
     runs = by_seed(results, [metric], variants)
     columns = list(runs.values[0].T)
     samples = [column[~np.isnan(column)] for column in columns]
-    found = t_tests(samples, confidence=confidence)[["n", "mean", "std", "low", "high", "remark"]]
+    found = t_tests(samples, confidence=confidence)
     found.insert(0, "variant", runs.variants)
     found.insert(2, "missing", [named(np.array(runs.seeds)[np.isnan(column)]) for column in columns])
-    return found
+    return found.drop(columns=["simultaneous_low", "simultaneous_high", "p"])
 
 
 def differences(
@@ -87,57 +87,62 @@ def differences(
         ``effect`` (g), ``above`` (seeds at which the variant is higher), ``remark``. What cannot be had is NaN, and
         the remark says why.
     """
-    from pandas import DataFrame, concat
-
     require(above=0.0, below=1.0, confidence=confidence)
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     if not names or len(set(names)) < len(names):
         raise UserError(f"metrics: {named(names) or 'none'} is named; name at least one column, and each once")
     runs = by_seed(results, names, _with(baseline, variants))
     pairs = _pairs(runs.variants, baseline)
-    seeds, heads, samples = np.array(runs.seeds), [], []
-    for metric, table in zip(names, runs.values, strict=True):
+    if not pairs:
+        raise UserError("variants: one alone cannot be compared; name at least two")
+    together = len(pairs) * (len(names) if family == "all" else 1)
+    return _compared(runs, names, pairs, confidence=confidence, together=together)
+
+
+def _compared(
+    runs: Runs, metrics: Sequence[str], pairs: Sequence[tuple[str, str]], *, confidence: float, together: int
+) -> DataFrame:
+    """The table of :func:`differences`; so many rows in turn are a family."""
+    from pandas import DataFrame
+
+    heads, samples = [], []
+    for metric, table in zip(metrics, runs.values, strict=True):
         for one, other in pairs:
             values, partners = (table[:, runs.variants.index(variant)] for variant in (one, other))
             both = ~np.isnan(values) & ~np.isnan(partners)
-            samples.append(paired_differences(values[both], partners[both]))
-            left_out = _left_out(seeds[~both], values[~both], partners[~both], one, other)
-            heads.append((metric, one, other, left_out))
-    if not heads:
-        raise UserError("variants: one alone cannot be compared; name at least two")
-    counts = len(heads) if family == "all" else len(pairs)
-    tests = t_tests(samples, confidence=confidence, family=counts).rename(columns={"mean": "difference"})
-    found = concat([DataFrame(heads, columns=["metric", "variant", "baseline", "left_out"]), tests], axis=1)
-    found["family"] = counts
+            samples.append(settled((values - partners)[both], values[both], partners[both]))
+            heads.append((metric, one, other, _left_out(runs.seeds, values, partners, one, other)))
+    tests = t_tests(samples, confidence=confidence, family=together).rename(columns={"mean": "difference"})
+    found = DataFrame(heads, columns=["metric", "variant", "baseline", "left_out"]).join(tests)
+    families = np.split(found["p"].to_numpy(), len(heads) // together)
+    found["p_holm"] = np.concatenate([holm(p) for p in families])
+    found["differs"] = found["p_holm"] <= (1 - confidence) * (1 + 1e-12)
+    found["family"] = together
     found["effect"] = [hedges(sample) for sample in samples]
     found["above"] = [int((sample > 0).sum()) for sample in samples]
-    families = np.split(found["p"].to_numpy(), len(heads) // counts)
-    found["p_holm"] = np.concatenate([holm(family) for family in families])
-    found["differs"] = found["p_holm"] <= (1 - confidence) * (1 + 1e-12)
     order = "metric variant baseline n left_out difference std low high simultaneous_low simultaneous_high p p_holm"
-    return found[[*order.split(), "differs", "family", "effect", "above", "remark"]]
+    return found.reindex(columns=[*order.split(), "differs", "family", "effect", "above", "remark"])
 
 
-def paired_differences(values: Array, partners: Array) -> Array:
-    """[n] differences. Those that are equal but for rounding are made equal, and those that are 0 but for it 0.
+def settled(contrast: Array, *values: Array) -> Array:
+    """[n] differences of some values; made equal where they are so but for rounding, and 0 where they are 0 but for it.
 
     Two computations that are the same on paper differ in the last bits, and a t test would call that significant.
     """
-    found = values - partners
-    if not len(found):
-        return found
-    rounding = 1e-12 * max(float(np.abs(values).max()), float(np.abs(partners).max()))
-    found = np.where(np.abs(found) <= rounding, 0.0, found)
-    return np.full_like(found, found[0]) if np.ptp(found) <= rounding else found
+    if not len(contrast):
+        return contrast
+    rounding = 1e-12 * max(float(np.abs(one).max()) for one in values)
+    contrast = np.where(np.abs(contrast) <= rounding, 0.0, contrast)
+    return np.full_like(contrast, contrast[0]) if np.ptp(contrast) <= rounding else contrast
 
 
-def t_tests(samples: Sequence[Array], *, confidence: float, family: int | Array = 1) -> DataFrame:
+def t_tests(samples: Sequence[Array], *, confidence: float, family: int = 1) -> DataFrame:
     """Student's t test of mean 0 and its intervals, of C samples.
 
     Args:
-        samples: C vectors of values without NaN; samples of one length are tested in one call.
+        samples: C vectors of values without NaN; those of one length are tested in one call.
         confidence: 1 − α.
-        family: m, or [C], how many comparisons the simultaneous interval has to hold with: confidence 1 − α/m.
+        family: m, how many comparisons the simultaneous intervals have to hold with: confidence 1 − α/m.
 
     Returns:
         A row per sample: ``n``, ``mean``, ``std``, ``low``, ``high``, ``simultaneous_low``, ``simultaneous_high``,
@@ -146,27 +151,23 @@ def t_tests(samples: Sequence[Array], *, confidence: float, family: int | Array 
     from pandas import DataFrame
     from scipy import stats
 
-    families = np.broadcast_to(np.asarray(family), len(samples))
     columns = ("mean", "std", "low", "high", "simultaneous_low", "simultaneous_high", "p")
     found = np.full((len(samples), len(columns)), math.nan)
-    remarks = [remark(sample) for sample in samples]
+    by_length: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
-        if len(sample):
-            # a mean over equal values can differ from them in the last bit
-            found[index, 0] = sample[0] if np.ptp(sample) == 0 else sample.mean()
-        if len(sample) > 1:
-            found[index, 1] = 0.0 if np.ptp(sample) == 0 else sample.std(ddof=1)
-    testable = [(len(sample), int(families[i]), i) for i, sample in enumerate(samples) if len(sample) > 1]
-    testable = [entry for entry in testable if found[entry[2], 1] > 0]
-    for count, together in sorted({entry[:2] for entry in testable}):
-        group = [i for n, m, i in testable if (n, m) == (count, together)]
-        test = stats.ttest_1samp(np.stack([samples[i] for i in group]), 0.0, axis=1)
+        if len(sample) > 1 and np.ptp(sample) > 0:
+            found[index, :2] = sample.mean(), sample.std(ddof=1)
+            by_length.setdefault(len(sample), []).append(index)
+        elif len(sample):  # all equal, of which a mean may differ in the last bit
+            found[index, :2] = sample[0], 0.0 if len(sample) > 1 else math.nan
+    for group in by_length.values():
+        test: Any = stats.ttest_1samp(np.stack([samples[index] for index in group]), 0.0, axis=1)
         single = test.confidence_interval(confidence)
-        wide = test.confidence_interval(1 - (1 - confidence) / together)
+        wide = test.confidence_interval(1 - (1 - confidence) / family)
         found[group, 2:] = np.stack([single.low, single.high, wide.low, wide.high, test.pvalue], axis=1)
     table = DataFrame(found, columns=list(columns))
     table.insert(0, "n", [len(sample) for sample in samples])
-    table["remark"] = remarks
+    table["remark"] = [remark(sample) for sample in samples]
     return table
 
 
@@ -193,8 +194,10 @@ def holm(p: Array) -> Array:
 
     if not len(p):
         return p
-    corrected = multipletests(np.where(np.isnan(p), 1.0, p), method="holm")[1]
-    return np.where(np.isnan(p), math.nan, corrected)
+    unknown = np.isnan(p)
+    corrected: Any = multipletests(np.where(unknown, 1.0, p), method="holm")[1]
+    corrected[unknown] = math.nan
+    return corrected
 
 
 def hedges(sample: Array) -> float:
@@ -228,6 +231,6 @@ def _left_out(seeds: Sequence[int], values: Array, partners: Array, one: str, ot
     """The seeds that lack a partner, and whose run has no number."""
     entries = []
     for seed, value, partner in zip(seeds, values, partners, strict=True):
-        lacking = [name for name, number in ((one, value), (other, partner)) if math.isnan(number)]
-        entries.append(f"{seed} (no number of {' and '.join(lacking)})")
+        if lacking := [name for name, number in ((one, value), (other, partner)) if math.isnan(number)]:
+            entries.append(f"{seed} (no number of {' and '.join(lacking)})")
     return ", ".join(entries)

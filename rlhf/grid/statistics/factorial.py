@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from rlhf.errors import UserError, require
-from rlhf.grid.statistics.comparisons import holm, t_tests
+from rlhf.grid.statistics.comparisons import holm, settled, t_tests
 from rlhf.grid.statistics.table import Array, checked, named
 
 if TYPE_CHECKING:
@@ -100,32 +100,37 @@ def effects(
     require(at_least=1, order=order)
     design, remarks = _design(results, metric, factors)
     if method == "repeated":
-        whole = ~np.isnan(design.values).any(1)
-        if not whole.all():
-            left = named([seed for seed, kept in zip(design.seeds, whole, strict=True) if not kept])
-            remarks.append(f"left out, as a cell of theirs has no number: seeds {left}; method 'blocks' would use them")
-        kept = [seed for seed, ok in zip(design.seeds, whole, strict=True) if ok]
-        design = Design(design.levels, kept, design.values[whole])
-        if len(kept) < 2:
-            raise UserError(
-                f"{metric}: {len(kept)} seeds have a number in every cell, and an effect needs two; run more seeds or "
-                "the missing cells, or use method 'blocks'"
-            )
+        design, left = _complete(design, metric)
         contrasts, terms = _repeated(design, order, confidence)
+        remarks += left
     else:
         contrasts, terms = _blocks(design, order, confidence)
-        if np.isnan(design.values).any():
-            count = int(np.isnan(design.values).sum())
+        if count := int(np.isnan(design.values).sum()):
             remarks.append(f"{count} of {design.values.size} runs have no number; unbiased only if they fail by chance")
         remarks.append("rests on one variance for all cells")
     for table in (contrasts, terms):
-        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm(table["p"].to_numpy()))
+        table.insert(list(table.columns).index("p") + 1, "p_holm", holm(table["p"].to_numpy()))
     return Factorial(contrasts, terms, remarks)
+
+
+def _complete(design: Design, metric: str) -> tuple[Design, list[str]]:
+    """The seeds that have a number in every cell, and the others told."""
+    whole = [not np.isnan(row).any() for row in design.values]
+    kept = [seed for seed, ok in zip(design.seeds, whole, strict=True) if ok]
+    if len(kept) < 2:
+        raise UserError(
+            f"{metric}: {len(kept)} seeds have a number in every cell, and an effect needs two; run more seeds or the "
+            "missing cells, or use method 'blocks'"
+        )
+    left = named([seed for seed in design.seeds if seed not in kept])
+    told = f"left out, as a cell of theirs has no number: seeds {left}; method 'blocks' would use them"
+    return Design(design.levels, kept, design.values[whole]), [told] if left else []
 
 
 def _design(
     results: DataFrame, metric: str, factors: Sequence[str] | Mapping[str, Sequence[str]]
 ) -> tuple[Design, list[str]]:
+    """The table as seeds by cells, and what was left out of it."""
     names = [factors] if isinstance(factors, str) else list(factors)
     frame = checked(results, [metric], names)
     wanted = {name: [str(level) for level in factors[name]] for name in names} if isinstance(factors, Mapping) else {}
@@ -136,9 +141,8 @@ def _design(
     everything = len(frame)
     for name, choices in levels.items():
         frame = frame[frame[name].isin(choices)]
-    remarks = []
-    if everything > len(frame):
-        remarks.append(f"{everything - len(frame)} of {everything} runs have other choices and are left out")
+    others = everything - len(frame)
+    remarks = [f"{others} of {everything} runs have other choices and are left out"] if others else []
     doubled = frame[frame.duplicated([*names, "seed"], keep=False)].sort_values([*names, "seed"], kind="stable")
     if len(doubled):
         where = ", ".join(f"{name} {doubled.iloc[0][name]}" for name in names)
@@ -146,14 +150,17 @@ def _design(
             f"factors: {len(doubled)} runs share choices and seed with another, first {where}, seed "
             f"{doubled.iloc[0]['seed']}; name every axis that varies, and leave out named variants"
         )
-    cells = list(itertools.product(*levels.values()))
-    table = frame.pivot(index="seed", columns=names, values=metric).sort_index()
-    if len(names) == 1:
-        table.columns = [(column if isinstance(column, str) else column[0],) for column in table.columns]
-    there = {tuple(column): table.iloc[:, index].to_numpy() for index, column in enumerate(table.columns)}
-    missing = np.full(len(table), math.nan)
-    values = np.stack([there.get(cell, missing) for cell in cells], axis=1)
-    empty = [cell for cell, column in zip(cells, values.T, strict=True) if np.isnan(column).all()]
+    number = {cell: index for index, cell in enumerate(itertools.product(*levels.values()))}
+    seeds, at_seed = np.unique(frame["seed"].to_numpy(), return_inverse=True)
+    at_cell = [number[cell] for cell in zip(*(frame[name] for name in names), strict=True)]
+    values = np.full((len(seeds), len(number)), math.nan)
+    values[at_seed, at_cell] = frame[metric].to_numpy()
+    _refuse_empty(names, [cell for cell, index in number.items() if np.isnan(values[:, index]).all()])
+    kept = [not np.isnan(row).all() for row in values]
+    return Design(levels, seeds[kept].tolist(), values[kept]), remarks
+
+
+def _refuse_empty(names: Sequence[str], empty: Sequence[tuple[str, ...]]) -> None:
     if empty:
         which = "; ".join(" & ".join(f"{n}={c}" for n, c in zip(names, cell, strict=True)) for cell in empty[:3])
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
@@ -161,8 +168,6 @@ def _design(
             f"factors: no run has a number at {which}{more}; effects need every combination. Give the choices that are "
             "crossed, as in {axis: [choice, choice]}, or compare the variants in pairs"
         )
-    seeds = ~np.isnan(values).all(1)
-    return Design(levels, [int(seed) for seed in table.index[seeds]], values[seeds]), remarks
 
 
 def _terms(levels: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
@@ -172,7 +177,7 @@ def _terms(levels: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
 
 def weights(levels: Mapping[str, Sequence[str]], term: Sequence[str]) -> Array:
     """[df, K] what each contrast of a term takes of the cells: choice − first choice on its axes, means on others."""
-    parts = []
+    parts: list[Any] = []
     for name, choices in levels.items():
         count = len(choices)
         against_first = np.hstack([-np.ones((count - 1, 1)), np.eye(count - 1)])
@@ -201,7 +206,7 @@ def _repeated(design: Design, order: int, confidence: float) -> tuple[DataFrame,
     from statsmodels.stats.anova import AnovaRM
 
     heads, rows = _heads(design, order)
-    samples = [_settled(column, design.values) for column in (design.values @ rows.T).T]
+    samples = [settled(column, design.values) for column in (design.values @ rows.T).T]
     tests = t_tests(samples, confidence=confidence).rename(columns={"mean": "estimate"})
     table = concat([DataFrame(heads), tests[["n", "estimate", "low", "high", "p", "remark"]]], axis=1)
 
@@ -218,7 +223,7 @@ def _repeated(design: Design, order: int, confidence: float) -> tuple[DataFrame,
     terms = []
     for term in _terms(design.levels):
         scores = np.stack(
-            [_settled(column, design.values) for column in (design.values @ weights(design.levels, term).T).T]
+            [settled(column, design.values) for column in (design.values @ weights(design.levels, term).T).T]
         )
         row = found.loc[":".join(plain[name] for name in term)]
         entry = {"term": SIGNS.join(term), "df": int(row["Num DF"]), "df_error": int(row["Den DF"])}
@@ -272,10 +277,3 @@ def _blocks(design: Design, order: int, confidence: float) -> tuple[DataFrame, D
         numbers = (math.nan, math.nan) if exact else (float(np.squeeze(found.fvalue)), float(found.pvalue))
         terms.append({**entry, "F": numbers[0], "p": numbers[1], "remark": told})
     return table, DataFrame(terms)
-
-
-def _settled(contrast: Array, values: Array) -> Array:
-    """A contrast by seed, made exactly constant, or 0, where it is so but for rounding."""
-    rounding = 1e-12 * float(np.abs(values).max())
-    contrast = np.where(np.abs(contrast) <= rounding, 0.0, contrast)
-    return np.full_like(contrast, contrast[0]) if np.ptp(contrast) <= rounding else contrast

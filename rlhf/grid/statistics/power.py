@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhf.errors import require
 from rlhf.grid.statistics.table import Array, check_installed
@@ -41,6 +42,7 @@ def power(differences: DataFrame, *, target: float = 0.8, alpha: float = 0.05) -
     check_installed()
     found = differences[["metric", "variant", "baseline", "n", "effect"]].copy()
     columns: dict[str, list[float | str]] = {}
+    row: Any
     for row in differences.itertuples():
         level = alpha / row.family
         needed = seeds_needed(row.effect, target=target, alpha=alpha)
@@ -61,7 +63,7 @@ def power(differences: DataFrame, *, target: float = 0.8, alpha: float = 0.05) -
     return found
 
 
-def t_power(effect: float, counts: Array, *, alpha: float) -> Array:
+def t_power(effect: float, counts: NDArray[Any], *, alpha: float) -> Array:
     """Probability that the two-sided t test of n paired differences finds a true effect d.
 
     P(F > t²_{1−α/2, n−1}) with F noncentral, 1 and n − 1 degrees of freedom, noncentrality n d²: the square of the
@@ -102,7 +104,8 @@ def smallest_effect(n: int, *, target: float = 0.8, alpha: float = 0.05) -> floa
     above = 1.0
     while lacking(above) < 0:
         above *= 2
-    return float(brentq(lacking, 0.0, above, xtol=1e-10))
+    found: Any = brentq(lacking, 0.0, above, xtol=1e-10)
+    return float(found)
 
 
 def _remark(n: int, effect: float, needed: float) -> str:

@@ -190,12 +190,17 @@ def probabilities_of_improvement(
         low, high, told = _interval(
             both, _share_better, confidence=confidence, method="percentile", resamples=resamples
         )
-        if not told and value in (0.0, 1.0):
-            told = "all runs of one are above all of the other: resampling shows no spread; the interval is too narrow"
-        elif not told and min(map(len, both)) < FEW:
-            told = f"fewer than {FEW} runs: the interval is too narrow"
-        rows.append({**entry, "probability": value, "low": low, "high": high, "remark": told})
+        rows.append(
+            {**entry, "probability": value, "low": low, "high": high, "remark": told or _too_narrow(value, both)}
+        )
     return DataFrame(rows, columns=[*"variant baseline n n_baseline probability low high remark".split()])
+
+
+def _too_narrow(probability: float, samples: Sequence[Array]) -> str:
+    """What to mind of the interval of a probability of improvement."""
+    if probability in (0.0, 1.0):
+        return "all runs of one are above all of the other: resampling shows no spread; the interval is too narrow"
+    return f"fewer than {FEW} runs: the interval is too narrow" if min(map(len, samples)) < FEW else ""
 
 
 def _interquartile_mean(*samples: Array, axis: int = -1) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -91,8 +91,8 @@ def by_task(
     return found
 
 
-def checked(results: DataFrame, metrics: Sequence[str], columns: Sequence[str]) -> DataFrame:
-    """The columns that are needed: texts as texts, the seed whole, metrics as floats, NaN where not finite."""
+def checked(results: DataFrame, metrics: Sequence[str], columns: Sequence[str]) -> Any:
+    """A DataFrame of the columns in need: texts as texts, the seed whole, metrics as floats, NaN where not finite."""
     check_installed()
     for column in (*columns, "seed", *metrics):
         if column not in results.columns:
@@ -112,7 +112,7 @@ def checked(results: DataFrame, metrics: Sequence[str], columns: Sequence[str]) 
     return frame
 
 
-def refuse_twice(frame: DataFrame, columns: Sequence[str]) -> None:
+def refuse_twice(frame: Any, columns: Sequence[str]) -> None:
     """Refuses rows that are the same run by these columns."""
     twice = frame[frame.duplicated(list(columns), keep=False)].sort_values(list(columns), kind="stable")
     if len(twice):
@@ -120,12 +120,12 @@ def refuse_twice(frame: DataFrame, columns: Sequence[str]) -> None:
         raise UserError(f"results: {len(twice)} rows are no runs of their own, first {one}; each needs one row")
 
 
-def named(names: Sequence[Any]) -> str:
+def named(names: Iterable[Any]) -> str:
     """Names in a row, for people."""
     return ", ".join(str(name) for name in names)
 
 
-def _chosen(frame: DataFrame, variants: Sequence[str] | None) -> list[str]:
+def _chosen(frame: Any, variants: Sequence[str] | None) -> list[str]:
     known = sorted(frame["variant"].unique())
     if variants is None:
         return known

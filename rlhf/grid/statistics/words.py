@@ -72,12 +72,12 @@ def family(differences: DataFrame, *, confidence: float = 0.95) -> str:
     """
     total = len(differences)
     tested = int(differences["p"].notna().sum())
-    shown = [
-        f"{row.variant} is {'higher' if row.difference > 0 else 'lower'} than {row.baseline}"
-        + (f" in {row.metric}" if differences["metric"].nunique() > 1 else "")
-        for row in differences.itertuples()
-        if row.differs
-    ]
+    several, shown = differences["metric"].nunique() > 1, []
+    row: Any
+    for row in differences.itertuples():
+        if row.differs:
+            where = f" in {row.metric}" if several else ""
+            shown.append(f"{row.variant} is {'higher' if row.difference > 0 else 'lower'} than {row.baseline}{where}")
     comparisons = "1 comparison" if total == 1 else f"{total} comparisons"
     level = f"{100 * (1 - confidence):g}%"
     head = f"{comparisons}, corrected by Holm: at most {level} risk that any difference called real is none. "
