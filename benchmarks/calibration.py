@@ -11,9 +11,9 @@ extra ``grid``; some ten minutes.
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -193,9 +193,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--resamples", type=int, default=999, help="of a bootstrap")
     given = parser.parse_args(arguments)
-    # statsmodels collects garbage at each correction; there are thousands, and nothing to collect
-    gc.collect()
-    gc.freeze()
     count = given.experiments
     bootstraps, fits = max(count // 2, 1), max(count // 10, 1)
     tables: list[tuple[str, Callable[[int], dict[str, float]], tuple[str, ...]]] = [
@@ -209,9 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (f"95% intervals of effects hold the truth ({fits} experiments)", lambda n: factorial(n, fits), ("width",)),
         ("Power", lambda n: powers(n, count), ("needed",)),
     ]
-    for title, make, counts in tables:
-        print(markdown(title, {seeds: make(seeds) for seeds in given.seeds}, counts), flush=True)
-    gc.unfreeze()
+    # statsmodels collects garbage at each correction; there are thousands, and nothing to collect
+    with mock.patch("gc.collect"):
+        for title, make, counts in tables:
+            print(markdown(title, {seeds: make(seeds) for seeds in given.seeds}, counts), flush=True)
 
 
 if __name__ == "__main__":

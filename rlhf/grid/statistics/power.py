@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ def seeds_needed(effect: float, *, target: float = 0.8, alpha: float = 0.05) -> 
     return float(counts[int(enough.argmax())]) if enough.any() else math.nan
 
 
+@functools.cache
 def smallest_effect(n: int, *, target: float = 0.8, alpha: float = 0.05) -> float:
     """The effect d that n seeds find with the target's probability; NaN below two seeds."""
     from scipy.optimize import brentq
