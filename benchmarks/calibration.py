@@ -140,19 +140,25 @@ def means_and_iqm(seeds: int, count: int, resamples: int) -> dict[str, float]:
 
 
 def factorial(seeds: int, count: int) -> dict[str, float]:
-    """Coverage of 95% intervals of an effect of 2 × 2 cells, by both methods."""
+    """Coverage of 95% intervals of the effects of an axis with four choices, by both methods.
+
+    The last choice varies as much as the others, or five times as much; then its effect and that of a steady choice are
+    told apart.
+    """
     from rlhf.grid.statistics.factorial import effects
 
-    found = {}
-    for name, spreads in {"equal": [1.0] * 4, "one of four varies five times as much": [1.0, 1.0, 1.0, 5.0]}.items():
-        rows = experiments([normal] * 4, seeds, [0.0, 1.0, 2.0, 5.0], count, spreads)
-        number = rows["variant"].str[1:].astype(int)
-        rows = rows.assign(a=(number // 2).astype(str), b=(number % 2).astype(str))
+    found, truth = {}, np.array([1.0, 2.0, 5.0])
+    for last in (1.0, 5.0):
+        rows = experiments([normal] * 4, seeds, [0.0, *truth], count, [1.0, 1.0, 1.0, last])
         for method in ("repeated", "blocks"):
-            tables = [effects(rows, f"m{index}", ["a", "b"], method=method).effects for index in range(count)]
+            tables = [effects(rows, f"m{index}", ["variant"], method=method).effects for index in range(count)]
             low, high = (np.array([table[side] for table in tables]) for side in ("low", "high"))
-            found[f"{method}, variances {name}"] = covered(low, high, np.array([3.0, 2.0, 2.0]))
-            found[f"… median width, {method}, variances {name}"] = float(np.median(high - low))
+            parts = {"all vary alike": slice(None)}
+            if last > 1:
+                parts = {"a steady choice": slice(0, 1), "one that varies five times as much": slice(2, 3)}
+            for name, part in parts.items():
+                found[f"{method}, {name}"] = covered(low[:, part], high[:, part], truth[part])
+                found[f"… median width: {method}, {name}"] = float(np.median((high - low)[:, part]))
     return found
 
 
