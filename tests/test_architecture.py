@@ -62,6 +62,8 @@ ALLOWED = {
     "rlhf.config": [*SETTINGS, "rlhf.experiment"],
     "rlhf.components": [*SETTINGS, "rlhf.experiment", "rlhf.data.column_maps"],
     "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
+    "rlhf.grid": [*SETTINGS, "rlhf.metrics", "rlhf.grid"],
+    "rlhf.grid.statistics": [*BASIC, "rlhf.grid.statistics"],
     "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
     "rlhf.testing": [*SETTINGS, "rlhf.testing", "rlhf.config", "rlhf.data", "rlhf.models"],
     "rlhf.run": [
@@ -215,6 +217,8 @@ def test_nothing_third_party_is_imported_early_that_help_need_not_wait_for():
         "tensorboard",
         "plotly",
         "jinja2",
+        "scipy",
+        "statsmodels",
     }
     for path in SOURCES:
         top = [node for node in ast.parse(path.read_text()).body if not only_for_type_checkers(node)]

@@ -128,6 +128,8 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
         pairs = zip(shorter[::2], shorter[1::2], strict=True)
         words += OVER_SEEDS[found]
         words += [word for key, value in pairs for word in ("--set", key.removeprefix("--"), value)]
+    elif "benchmarks/calibration.py" in words:
+        words += ["--seeds", "3", "--experiments", "3", "--resamples", "9"]
     elif "benchmarks/memory.py" in words:
         words += ["--stages", "2", "--width", "48", "--layers", "1"]
     elif "benchmarks/switch.py" in words:
