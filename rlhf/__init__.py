@@ -104,6 +104,8 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.engines.local import Local as Local
     from rlhf.engines.zero import Zero as Zero
     from rlhf.experiment import Experiment as Experiment
+    from rlhf.grid.executors.local import LocalPool as LocalPool
+    from rlhf.grid.settings import Grid as Grid, Metric as Metric
     from rlhf.interfaces import ModelPath as ModelPath
     from rlhf.metrics import TensorBoard as TensorBoard, WandB as WandB
     from rlhf.models.heads import MLP as MLP, Linear as Linear
@@ -188,6 +190,8 @@ _MODULES = {
     "rlhf.engines.local": ["Local"],
     "rlhf.engines.zero": ["Zero"],
     "rlhf.experiment": ["Experiment"],
+    "rlhf.grid.executors.local": ["LocalPool"],
+    "rlhf.grid.settings": ["Grid", "Metric"],
     "rlhf.interfaces": ["ModelPath"],
     "rlhf.metrics": ["TensorBoard", "WandB"],
     "rlhf.models.heads": ["Linear", "MLP"],

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from jsonargparse import ArgumentError
 
 from rlhf.errors import ConfigError
 from rlhf.registry import load_components
 from rlhf.schema import to_plain
-from rlhf.tree import COMMAND_LINE, Checker, Merger, Node, make, refusals
+from rlhf.tree import COMMAND_LINE, Checker, Merger, Node, construct, make, refusals
 from rlhf.yaml_files import read_yaml, write
 
 T = TypeVar("T")
@@ -48,15 +48,63 @@ def _experiment() -> type:
     return Experiment
 
 
+class Override(NamedTuple):
+    """A change of one setting.
+
+    Attributes:
+        key: Its dotted path.
+        value: A text, as on the command line, or what YAML has for it.
+        origin: Where it stands, for messages.
+    """
+
+    key: str
+    value: Any
+    origin: str = COMMAND_LINE
+
+
+def _merged(files: Iterable[str | Path], overrides: Iterable[tuple[str, Any]], root: type) -> tuple[Node, Any]:
+    """The tree of a config, and its plain form.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    tree = Node(root)
+    mergers = {}
+    for path in files:
+        merger = mergers[str(path)] = Merger(str(path))
+        tree = cast(Node, merger.merge(root, tree, read_yaml(path), ""))
+    for key, value, origin in (Override(*override) for override in overrides):
+        content: Any = value
+        for part in reversed(key.split(".")):
+            content = {part: content}
+        merger = mergers.setdefault(f"{origin}\n", Merger(origin, override=True))
+        tree = cast(Node, merger.merge(root, tree, content, ""))
+    for merger in mergers.values():
+        merger.explain(tree)
+    if problems := [problem for merger in mergers.values() for problem in merger.problems]:
+        raise ConfigError(problems)
+    checker = Checker()
+    plain = checker.plain(tree)
+    if checker.problems:
+        raise ConfigError(checker.problems)
+    return tree, plain
+
+
 def load(
-    files: Iterable[str | Path], overrides: Iterable[tuple[str, str]] = (), *, root: type[T] | None = None
+    files: Iterable[str | Path],
+    overrides: Iterable[tuple[str, Any]] = (),
+    *,
+    root: type[T] | None = None,
+    quickly: bool = False,
 ) -> T | Any:
     """Makes an experiment.
 
     Args:
         files: YAML files, merged key by key, the later one wins.
-        overrides: Dotted key and text each, as from the command line; see :func:`split_overrides`.
+        overrides: Dotted key and text each, as from the command line; see :func:`split_overrides`. Or
+            :class:`Override`.
         root: What to make; an ``Experiment`` where not given.
+        quickly: Whether the objects are made without jsonargparse, which looks at every value once more.
 
     Returns:
         The checked experiment, or object of class ``root``.
@@ -66,28 +114,9 @@ def load(
     """
     root = root or _experiment()
     load_components()
-    tree = Node(root)
-    problems: list[str] = []
-    mergers = [(Merger(str(path)), read_yaml(path)) for path in files]
-    for merger, content in mergers:
-        tree = cast(Node, merger.merge(root, tree, content, ""))
-    command_line = Merger(COMMAND_LINE)
-    for key, text in overrides:
-        content: Any = text
-        for part in reversed(key.split(".")):
-            content = {part: content}
-        tree = cast(Node, command_line.merge(root, tree, content, ""))
-    for merger in [*(merger for merger, _ in mergers), command_line]:
-        merger.explain(tree)
-        problems += merger.problems
-    if problems:
-        raise ConfigError(problems)
-    checker = Checker()
-    plain = checker.plain(tree)
-    if checker.problems:
-        raise ConfigError(checker.problems)
+    tree, plain = _merged(files, overrides, root)
     try:
-        made = make(root, plain)
+        made = construct(tree) if quickly else make(root, plain)
     except ArgumentError as error:
         raise ConfigError(str(error)) from None
     except ValueError as error:

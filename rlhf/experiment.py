@@ -47,6 +47,8 @@ class Experiment:
         deployment: Chooses the stages' engines by the sizes of models and devices, and says why; null leaves those that
             the stages name.
         seed: Seed of the whole run: weights, data order, sampling.
+        stage_seeds: Seeds of single stages, by name, in the place of the run's: what a repetition with another seed
+            is not to make again keeps the run's, and is then taken from an earlier run.
         output_dir: Folder of all runs.
         sinks: Where figures go besides ``metrics.jsonl``.
         threads: CPU threads of torch; null leaves its own choice. Sums are cut differently by another number of
@@ -63,6 +65,7 @@ class Experiment:
     stages: dict[str, Algorithm]
     deployment: Deployment | None = None
     seed: int = 1
+    stage_seeds: dict[str, int] = field(default_factory=dict)
     output_dir: str = "runs"
     sinks: list[MetricSink] = field(default_factory=list)
     threads: int | None = None
@@ -118,6 +121,12 @@ class Experiment:
             problems.append(f"threads: is {self.threads}; must be at least 1, or null")
         if self.keep_checkpoints < 1:
             problems.append(f"keep_checkpoints: is {self.keep_checkpoints}; must be at least 1")
+        for stage in self.stage_seeds:
+            if stage not in self.stages:
+                near = difflib.get_close_matches(stage, self.stages, 1)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                text = f"no stage is called '{stage}'.{hint} There are: {', '.join(self.stages)}"
+                problems.append(f"stage_seeds.{stage}: {text}")
         occupied = next((path for path in (self.directory, *self.directory.parents) if path.is_file()), None)
         if occupied is not None:
             problems.append(f"output_dir: {occupied} is a file, so no folder can be made there; give another")
@@ -244,7 +253,11 @@ class Experiment:
             save_in_background=self.save_in_background,
         )
 
+    def given_seed(self, stage: str) -> int:
+        """The seed that the settings give a stage: its own, or the run's."""
+        return self.stage_seeds.get(stage, self.seed)
+
     def stage_seed(self, stage: str) -> int:
-        """A seed of its own for each stage."""
-        digest = hashlib.blake2b(f"{self.seed}/{stage}".encode(), digest_size=4).digest()
+        """A seed of its own for each stage, which follows from the given one and its name."""
+        digest = hashlib.blake2b(f"{self.given_seed(stage)}/{stage}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "big") >> 1

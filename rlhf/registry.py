@@ -19,7 +19,15 @@ from rlhf.user_code import import_module
 
 T = TypeVar("T")
 
-COMPONENT_MODULES = ("rlhf.algorithms", "rlhf.models", "rlhf.data", "rlhf.engines", "rlhf.metrics", "rlhf.deployment")
+COMPONENT_MODULES = (
+    "rlhf.algorithms",
+    "rlhf.models",
+    "rlhf.data",
+    "rlhf.engines",
+    "rlhf.metrics",
+    "rlhf.deployment",
+    "rlhf.grid.executors",
+)
 PLUGIN_GROUP = "rlhf.plugins"
 
 
@@ -153,6 +161,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "evaluation-metrics": Registry(interfaces.EvaluationMetric),
     "selections": Registry(interfaces.Selection),
     "metric-sinks": Registry(interfaces.MetricSink),
+    "executors": Registry(interfaces.Executor),
 }
 """Every kind of component, under the name ``python -m rlhf.components`` knows it by."""
 

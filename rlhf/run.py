@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument(
+        "--no_report",
+        action="store_true",
+        help="leave out curves.png and report.html, which take seconds; python -m rlhf.report writes the latter later",
+    )
+    parser.add_argument(
         "--show_batch",
         action="store_true",
         help="print the rows of each stage's first batch, with the tokens that are targets marked, and stop",
@@ -110,6 +115,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     stages = list(experiment.stages)
     print_summary(experiment.directory, stages, console)
+    if options.no_report:
+        return 0
     curves = draw_curves(experiment.directory, stages)
     missing = "not drawn; pip install matplotlib (the extra rlhf[demo]) draws them"
     console.print(f"curves: {curves or missing}", soft_wrap=True, markup=False)

@@ -12,6 +12,13 @@ import yaml
 from rlhf.errors import ConfigError
 
 
+def _name(key: yaml.Node) -> yaml.Node:
+    """A key as it is meant: ``on:`` and ``no:`` are names, though as values these words are true and false."""
+    if key.tag == "tag:yaml.org,2002:bool" and key.value.lower() not in ("true", "false"):
+        return yaml.ScalarNode("tag:yaml.org,2002:str", key.value, key.start_mark, key.end_mark)
+    return key
+
+
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -19,6 +26,8 @@ class _Loader(yaml.SafeLoader):
             if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
             seen.add(key.value)
+        self.flatten_mapping(node)
+        node.value = [(_name(key), value) for key, value in node.value]
         return super().construct_mapping(node, deep)
 
 

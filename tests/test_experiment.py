@@ -372,3 +372,14 @@ def test_where_data_are_kept_is_no_setting_of_a_stage(tmp_path):
     written = (tmp_path / "a" / "sft" / "stage.json").read_text()
     experiment(str(tmp_path / "cache")).run()  # kept, not refused as a stage of other settings
     assert (tmp_path / "a" / "sft" / "stage.json").read_text() == written
+
+
+def test_a_stage_may_have_a_seed_of_its_own(tmp_path):
+    one = pipeline(tmp_path)
+    own = dataclasses.replace(one, stage_seeds={"ppo": 2})
+    other = dataclasses.replace(one, seed=2)
+    assert (own.stage_seed("sft"), own.stage_seed("ppo")) == (one.stage_seed("sft"), other.stage_seed("ppo"))
+    assert dataclasses.replace(one, stage_seeds={"ppo": one.seed}).stage_seed("ppo") == one.stage_seed("ppo")
+    wrong = dataclasses.replace(one, stage_seeds={"pppo": 2})
+    (problem,) = wrong.check()
+    assert problem == "stage_seeds.pppo: no stage is called 'pppo'. Did you mean ppo? There are: sft, reward, ppo"

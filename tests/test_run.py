@@ -55,6 +55,14 @@ def test_the_experiment_is_run_and_reported(config, monkeypatch, capsys):
     assert calls == [(5, False, "auto"), (1, True, "auto"), (3, ["sft", "ppo"], "never")]
 
 
+def test_the_report_may_be_left_out(config, monkeypatch, capsys):
+    monkeypatch.setattr(Experiment, "run", lambda *_, **__: None)
+    for place in ("rlhf.report.page.write_report", "rlhf.summary.draw_curves"):
+        monkeypatch.setattr(place, lambda *_: pytest.fail("drawn"))
+    assert main(["--config", config, "--no_report"]) == 0
+    assert "report" not in capsys.readouterr().out
+
+
 def test_a_run_is_whole_without_the_packages_of_the_report(config, monkeypatch, capsys):
     def write_report(_):
         raise MissingPackage("report: not written, the package plotly is missing; pip install 'rlhf[report]'")

@@ -1,1 +1,1 @@
-"""Many runs that differ on purpose, and what they show: ``python -m rlhf.grid``."""
+"""Ablation grids: one experiment run with many settings and seeds, what is the same in several of them once."""

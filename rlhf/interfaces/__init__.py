@@ -37,6 +37,8 @@ Inference           how an engine samples by a second form of weights     LiveIn
 EvaluationMetric    what is measured at every evaluation                  LiveMetric, of a MetricSetup
 Selection           which weights are kept                                by Worth, where SelectionByEvaluation
 MetricSink          where figures go                                      LiveSink
+``executors.py``
+Executor            where the cells of a grid run                         LiveExecutor, of Jobs that have Ended
 ==================  ====================================================  ======================================
 
 ``inputs.py`` has what several kinds share: ModelPath, a setting that leads to a saved model, and NeedsInputs.
@@ -45,6 +47,7 @@ MetricSink          where figures go                                      LiveSi
 from rlhf.interfaces.algorithms import Algorithm, Deployment, OfflineAlgorithm, OnlineAlgorithm
 from rlhf.interfaces.data import Blender, Source, Template
 from rlhf.interfaces.engines import Engine, Inference, LiveEngine, LiveInference, LossFn, Model
+from rlhf.interfaces.executors import Ended, Executor, Job, LiveExecutor
 from rlhf.interfaces.figures import (
     Evaluated,
     EvaluationMetric,
@@ -78,15 +81,19 @@ __all__ = [
     "Blender",
     "Critic",
     "Deployment",
+    "Ended",
     "Engine",
     "Evaluated",
     "EvaluationMetric",
+    "Executor",
     "Inference",
+    "Job",
     "KLController",
     "LanguageModel",
     "LiveAverage",
     "LiveController",
     "LiveEngine",
+    "LiveExecutor",
     "LiveInference",
     "LiveMetric",
     "LiveSink",

@@ -44,7 +44,7 @@ class StageCache:
         Raises:
             UserError: the folder cannot be made.
         """
-        root = cls._meant(stage_cache, output_dir)
+        root = cls.meant(stage_cache, output_dir)
         if root is not None:
             try:
                 root.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,8 @@ class StageCache:
         return cls(root)
 
     @staticmethod
-    def _meant(stage_cache: str | None, output_dir: Path) -> Path | None:
+    def meant(stage_cache: str | None, output_dir: Path) -> Path | None:
+        """The folder that a setting means; None keeps nothing."""
         if stage_cache != AUTO:
             return None if stage_cache is None else Path(stage_cache).expanduser()
         given = os.environ.get(VARIABLE)
@@ -67,6 +68,10 @@ class StageCache:
     def _folder(self, stage: str, key: str) -> Path:
         assert self.root is not None
         return self.root / f"{stage}-{key}"
+
+    def has(self, stage: str, key: str | None) -> bool:
+        """Whether a stage is kept, as far as can be seen without reading it."""
+        return self.root is not None and key is not None and (self._folder(stage, key) / INDEX).exists()
 
     @contextmanager
     def claimed(self, stage: str, key: str | None, waiting: Callable[[], None]) -> Iterator[Path | None]:

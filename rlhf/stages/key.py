@@ -10,14 +10,17 @@ import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.data import fingerprint
 from rlhf.data.cache import Cache
 from rlhf.interfaces import Algorithm, NeedsInputs, Source
 from rlhf.models.policy import looks_local
 from rlhf.schema import model_paths
-from rlhf.stages.settings import differences, settings_tree
+from rlhf.stages.settings import differences, settings_tree, used_stages
+
+if TYPE_CHECKING:
+    from rlhf.experiment import Experiment
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy", "peft", "deepspeed")
 CODE = ("algorithms", "data", "engines", "loops", "models", "interfaces", "types.py", "tally.py")
@@ -144,6 +147,21 @@ def stage_key(
         return None
     parts = {"seed": stage_seed, "settings": settings, "inputs": inputs, "used": used, "versions": versions()}
     return fingerprint.of(json.dumps(parts, sort_keys=True))
+
+
+def keys_of(experiment: Experiment, inputs: Inputs) -> dict[str, str | None]:
+    """The key of each stage, known before any of them is made.
+
+    Args:
+        experiment: With its engines chosen.
+        inputs: What is known of what its stages read.
+    """
+    keys: dict[str, str | None] = {}
+    for name, algorithm in experiment.stages.items():
+        settings = identity(algorithm, seed=experiment.given_seed(name), threads=experiment.threads)
+        used = {stage: keys[stage] for stage in used_stages(algorithm)}
+        keys[name] = stage_key(experiment.stage_seed(name), settings, inputs.of(algorithm), used)
+    return keys
 
 
 def changed_inputs(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> list[str]:

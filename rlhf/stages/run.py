@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,12 +110,17 @@ class Run:
     Args:
         experiment: What to run; its folder is held by this process.
         console: Where to print.
+        inputs: What is known of the stages' inputs; nothing yet where not given.
     """
 
-    def __init__(self, experiment: Experiment, console: Console) -> None:
+    def __init__(self, experiment: Experiment, console: Console, inputs: Inputs | None = None) -> None:
         self.experiment, self.console = experiment, console
-        self.inputs = Inputs(experiment.cache_dir)
-        self.cache = StageCache.at(experiment.stage_cache, Path(experiment.output_dir))
+        self.inputs = inputs or Inputs(experiment.cache_dir)
+
+    @functools.cached_property
+    def cache(self) -> StageCache:
+        """Where finished stages are kept; plans need it not."""
+        return StageCache.at(self.experiment.stage_cache, Path(self.experiment.output_dir))
 
     def _say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -195,7 +201,7 @@ class Run:
 
     def _identity(self, name: str) -> dict[str, Any]:
         experiment = self.experiment
-        return identity(experiment.stages[name], seed=experiment.seed, threads=experiment.threads)
+        return identity(experiment.stages[name], seed=experiment.given_seed(name), threads=experiment.threads)
 
     def _record_of(self, name: str) -> dict[str, Any]:
         return read_json(self.experiment.directory / name / RECORD)

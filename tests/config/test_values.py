@@ -94,3 +94,11 @@ def test_numbers_are_numbers(text, value):
 
 def test_merge_keys_of_yaml_are_no_duplicates():
     assert parse("a: &a {x: 1}\nb: {<<: *a, y: 2}")["b"] == {"x": 1, "y": 2}
+    assert parse("a: &a {on: 1}\nb: {<<: *a, off: 2}")["b"] == {"on": 1, "off": 2}
+
+
+def test_words_for_truth_values_are_names_as_keys():
+    """Choices of a grid are often called ``on`` and ``off``."""
+    assert parse("{on: off, No: 1, y: 2, true: 3, 4: 5}") == {"on": False, "No": 1, "y": 2, True: 3, 4: 5}
+    with pytest.raises(Exception, match="'on' is given twice"):
+        parse("{on: 1, on: 2}")

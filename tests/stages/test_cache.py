@@ -172,3 +172,11 @@ def test_the_nearest_of_the_same_stage(cache, tmp_path):
     assert cache.nearest("reward", {**usual, "settings": {}}) == []
     (cache.root / "sft-k0" / RECORD).write_text("{")
     assert cache.nearest("sft", {**usual, "settings": {"lr": 2, "steps": 1}}) == ["lr: 3 → 2", "steps: 2 → 1"]
+
+
+def test_what_is_kept_is_seen_without_being_read(tmp_path):
+    cache = StageCache(tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    assert not cache.has("ppo", KEY) and not cache.has("ppo", None) and not StageCache(None).has("ppo", KEY)
+    cache.keep("ppo", KEY, finished(tmp_path / "run"))
+    assert cache.has("ppo", KEY) and not cache.has("sft", KEY)

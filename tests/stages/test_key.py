@@ -1,6 +1,7 @@
 """What a stage's key depends on, and what it does not."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import Any
 
 import pytest
 import tiny_runs
+from rich.console import Console
 
 from rlhf.algorithms.objectives import Mixture
 from rlhf.data.dataset import Data
 from rlhf.data.sources import Files, Generator
+from rlhf.experiment import Experiment
 from rlhf.models.policy import Pretrained
 from rlhf.models.rewards import FunctionReward, ScalarReward, StepFunctionReward, Weighted
 from rlhf.stages import key as keys
-from rlhf.stages.key import Inputs, changed_inputs, explain, identity, stage_key, versions
+from rlhf.stages.key import Inputs, changed_inputs, explain, identity, keys_of, stage_key, versions
 
 ROWS = [{"prompt": "a", "response": "b"}, {"prompt": "c", "response": "d"}]
 
@@ -161,3 +164,27 @@ def test_what_differs_is_told_most_telling_first():
     new = {"settings": {"a": 2}, "inputs": {"x": "i"}, "used_keys": {"sft": "l"}, "versions": {"torch": "2"}}
     told = ["a: 1 → 2", "x: its content has changed since", "@sft: is another", "torch: 1 → 2"]
     assert explain(old, new) == told and explain(old, old) == []
+
+
+def test_a_stage_with_a_seed_of_its_own_has_the_key_of_a_run_with_that_seed(tmp_path):
+    def keys(**settings):
+        stages = {"sft": tiny_runs.sft(), "ppo": tiny_runs.ppo(policy=Pretrained(path="@sft")), "lone": tiny_runs.ppo()}
+        experiment = Experiment(name="a", output_dir=str(tmp_path), stages=stages, cache_dir=None, **settings)
+        return keys_of(experiment, Inputs(None))
+
+    one, two = keys(seed=1), keys(seed=2)
+    own = keys(seed=1, stage_seeds={"ppo": 2, "lone": 2})
+    assert own["sft"] == one["sft"] and own["lone"] == two["lone"] != one["lone"]
+    assert own["ppo"] not in (one["ppo"], two["ppo"])  # of the first one's sft, with the second one's seed
+    assert None not in own.values() and len({*one.values(), *two.values()}) == 6
+
+
+def test_keys_that_are_known_before_are_those_that_a_run_writes(tmp_path):
+    stages = {"sft": tiny_runs.sft(steps=1), "two": tiny_runs.sft(policy=Pretrained(path="@sft"), steps=1)}
+    experiment = Experiment(
+        name="a", output_dir=str(tmp_path), stages=stages, cache_dir=None, stage_cache=None, stage_seeds={"two": 5}
+    )
+    known = keys_of(experiment, Inputs(None))
+    experiment.run(console=Console(file=io.StringIO()))
+    written = {stage: json.loads((tmp_path / "a" / stage / "stage.json").read_text())["key"] for stage in stages}
+    assert written == known
