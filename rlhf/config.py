@@ -62,7 +62,9 @@ class Override(NamedTuple):
     origin: str = COMMAND_LINE
 
 
-def _merged(files: Iterable[str | Path], overrides: Iterable[tuple[str, Any]], root: type) -> tuple[Node, Any]:
+def _merged(
+    files: Iterable[str | Path], overrides: Iterable[tuple[str, Any] | Override], root: type
+) -> tuple[Node, Any]:
     """The tree of a config, and its plain form.
 
     Raises:
@@ -92,7 +94,7 @@ def _merged(files: Iterable[str | Path], overrides: Iterable[tuple[str, Any]], r
 
 def load(
     files: Iterable[str | Path],
-    overrides: Iterable[tuple[str, Any]] = (),
+    overrides: Iterable[tuple[str, Any] | Override] = (),
     *,
     root: type[T] | None = None,
     quickly: bool = False,

@@ -83,12 +83,12 @@ def lines(grid: Grid, cells: Sequence[Cell], ledger: Ledger) -> Iterator[str]:
         yield "no stage is shared, as stage_cache is null: each cell makes its own"
     groups: dict[tuple[str, int, bool, str, str], list[Stage]] = {}
     for stage in found:
-        told = ("", "") if stage.made else (told_work(stage.algorithm), told_bytes(stage.bytes))
-        groups.setdefault((stage.name, len(stage.cells), stage.made, *told), []).append(stage)
-    for (name, sharers, made, *told), alike in groups.items():
+        work, size = ("", "") if stage.made else (told_work(stage.algorithm), told_bytes(stage.bytes))
+        groups.setdefault((stage.name, len(stage.cells), stage.made, work, size), []).append(stage)
+    for (name, sharers, made, work, size), alike in groups.items():
         who = "for one cell" if sharers == 1 else f"for {sharers} cells"
         each = "" if len(alike) == 1 else " each"
-        what = "made before" if made else f"{told[0]}, {_times(alike)}, {told[1]}"
+        what = "made before" if made else f"{work}, {_times(alike)}, {size}"
         yield f"{name}: {len(alike)} {who}{each}: {what}"
     yield _total([stage for stage in found if not stage.made], grid)
 
