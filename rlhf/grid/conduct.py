@@ -156,7 +156,8 @@ class Conductor:
             self.view.say(f"{name}: done in {seconds:.0f} s ({self.view.summary()})")
         elif standing.state == "failed":
             self.errors[name] = standing.error
-            self.view.say(f"{name}: failed; {self.ledger.folder(name) / LOG} ends\n{indented(standing.error)}")
+            log = self.ledger.folder(name) / LOG
+            self.view.say(f"{name}: failed ({self.view.summary()}); {log} ends\n{indented(standing.error)}")
         else:  # it is not started again: who has stopped it, and it alone, wants that
             self.view.say(f"{name}: stopped, and can be continued")
 

@@ -113,7 +113,9 @@ def test_a_stage_whose_maker_has_failed_is_made_by_the_next(tmp_path):
     outcome = work.run()
     assert executor.started == ["a", "b"] and outcome.states == {"a": "failed", "b": "done"}
     assert outcome.errors == {"a": "exit code 1, and no word"}
-    assert "a: failed; " in out.getvalue() and "(g: 1 done, 1 failed of 2)" in out.getvalue()
+    assert (
+        "a: failed (g: 1 failed, 1 waiting of 2); " in out.getvalue() and "(g: 1 done, 1 failed of 2)" in out.getvalue()
+    )
 
 
 def test_an_error_is_the_end_of_what_a_cell_has_said(tmp_path):
