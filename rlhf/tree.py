@@ -123,6 +123,8 @@ class Merger:
         merged = dict(old) if isinstance(old, dict) else {}
         if not merged and self.override and isinstance(default, Mapping):
             merged = {key: from_value(form.inner, entry) for key, entry in default.items()}
+        if merged and not new:
+            return self.problem(path, f"{{}} would change nothing; set what is to go to null ({', '.join(merged)})")
         for key, entry in ((str(key), entry) for key, entry in new.items()):
             if key not in merged and _nameless(form.inner, entry):
                 there = f"Known: {', '.join(merged)}." if merged else "It has no entries yet."
@@ -149,6 +151,8 @@ class Merger:
             return self.problem(
                 path, f"expected {base.__name__}, as 'Name' or {{class_path: Name, init_args: {{…}}}}, not {new!r}"
             )
+        if old is not None and not new:
+            return self.problem(path, f"{{}} would change nothing of {old.cls.__name__}; name what is to change")
         inside = new.get("init_args") or {}
         beside = {key: value for key, value in new.items() if key not in ("class_path", "init_args")}
         if not isinstance(inside, dict):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf import GAE, KL, SGD, AdamW, Adaptive, Fixed, GroupNorm, OwnTrunk, Returns, SharedTrunk
+from rlhf import GAE, KL, SGD, AdamW, Adaptive, Clip, Fixed, GroupNorm, OwnTrunk, Returns, SharedTrunk
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.errors import ConfigError, UserError, require
 
@@ -32,6 +32,11 @@ def test_ranges():
         (GAE, {"length_alpha": float("inf")}),
         (Returns, {"gamma": 2.0}),
         (GroupNorm, {"eps": 0.0}),
+        (Clip, {"low": 1.0}),
+        (Clip, {"low": float("nan")}),
+        (Clip, {"high": float("inf")}),
+        (Clip, {"dual": float("nan")}),
+        (Clip, {"dual": 1.0}),
         (Fixed, {"coef": -1.0}),
         (Adaptive, {"coef": -1.0}),
         (OwnTrunk, {"clip": -1.0}),

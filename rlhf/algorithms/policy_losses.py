@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf.algorithms.functional import losses, policy_losses
-from rlhf.errors import UserError, require
+from rlhf.errors import require
 from rlhf.interfaces import PolicyLoss
 from rlhf.types import Aggregation, Batch
 
@@ -34,12 +34,9 @@ class Clip(PolicyLoss):
     aggregation: Aggregation = "token"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < 1:
-            raise UserError(f"low is {self.low}; the ratio's lower clip must be in [0, 1)")
-        if self.high < 0:
-            raise UserError(f"high is {self.high}; the ratio's upper clip must not be negative")
-        if self.dual is not None and self.dual <= 1:
-            raise UserError(f"dual is {self.dual}; the dual clip must be above 1, or null for none")
+        require(at_least=0, below=1, low=self.low)
+        require(at_least=0, high=self.high)
+        require(above=1, dual=self.dual)
 
     def __call__(self, logprobs: Tensor, batch: Batch) -> Tensor:
         return losses.clipped_surrogate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,8 +42,10 @@ class Linear(ValueHead):
     bias: bool = True
 
     def __post_init__(self) -> None:
-        if self.init_std is not None and self.init_std <= 0:
-            raise UserError(f"init_std: {self.init_std} is not positive; for a head that starts at 0 say init: zero")
+        if self.init_std is not None and not 0 < self.init_std < math.inf:
+            raise UserError(
+                f"init_std: {self.init_std} is not positive and finite; for a head that starts at 0 say init: zero"
+            )
         if self.init_std is not None and self.init == "zero":
             raise UserError(f"init_std: {self.init_std} has no effect with init: zero; leave one of the two out")
 

@@ -43,7 +43,21 @@ stages:
 
 @pytest.mark.parametrize("files", [["quickstart"], ["hybrid_zero3_tp2"], ["quickstart", "algorithms/vapo"]])
 def test_what_is_made_quickly_is_what_jsonargparse_makes(files, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")  # the hybrid's
+    monkeypatch.setenv("WORLD_SIZE", "2" if "hybrid_zero3_tp2" in files else "1")
     paths = [Path(__file__).parents[2] / "experiments" / f"{name}.yaml" for name in files]
     changes = [("seed", "3"), ("threads", "null"), ("sinks", "[{class_path: TensorBoard}]")]
     assert load(paths, changes, quickly=True) == load(paths, changes)
+
+
+def test_nothing_in_braces_is_told_to_change_nothing(tmp_path):
+    path = tmp_path / "exp.yaml"
+    path.write_text(OVERRIDDEN)
+    for key, told in {
+        "stages": "{} would change nothing; set what is to go to null (sft)",
+        "stages.sft.data.sources": "{} would change nothing; set what is to go to null (reviews)",
+        "stages.sft.policy": "{} would change nothing of Pretrained; name what is to change",
+    }.items():
+        with pytest.raises(ConfigError) as error:
+            load([path], [(key, "{}")])
+        assert f"command line: {key}: {told}" in error.value.problems
+    assert load([path], [("stages.sft.data.eval_sources", "{}")]) == load([path])  # it is empty already

@@ -59,8 +59,8 @@ def test_a_dump_loads_again_to_an_equal_experiment(make, tmp_path):
 def test_a_dump_spells_everything_out_under_short_names(make):
     plain = parse(dump(make()))
     assert list(plain) == [
-        "name", "stages", "deployment", "seed", "output_dir", "sinks", "threads", "cache_dir", "stage_cache",
-        "keep_checkpoints", "save_in_background",
+        "name", "stages", "deployment", "seed", "stage_seeds", "output_dir", "sinks", "threads", "cache_dir",
+        "stage_cache", "keep_checkpoints", "save_in_background",
     ]  # fmt: skip
     settings = plain["stages"]["one"]["init_args"]
     lams = {"lam": 0.95, "critic_lam": None, "length_alpha": None}

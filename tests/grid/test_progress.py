@@ -43,7 +43,8 @@ def test_a_position_follows_the_files(tmp_path):
 
 def view(tmp_path, terminal):
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=100, height=20, color_system=None)
+    environment = {"TERM": "xterm"}  # whatever that of the tests is
+    console = Console(file=out, force_terminal=terminal, width=100, height=20, color_system=None, _environ=environment)
     return View("g", 8, console, ["own"]), out
 
 
