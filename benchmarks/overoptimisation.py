@@ -43,13 +43,6 @@ class Point(NamedTuple):
     gold: float
 
 
-class Run(NamedTuple):
-    """Share of held-out comparisons that a reward model orders as the annotators did, and PPO's evaluations."""
-
-    accuracy: float
-    evaluations: list[dict[str, float]]
-
-
 def points(evaluations: Sequence[Mapping[str, float]]) -> list[Point]:
     """The evaluations of a run, beginning with the supervised policy's."""
     start = evaluations[0]
@@ -98,8 +91,8 @@ def supervised(whole: Any) -> Any:
     return dataclasses.replace(whole, name="supervised", stages={"sft": whole.stages["sft"]})
 
 
-def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> Run:
-    """A reward model, and PPO against it."""
+def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> tuple[float, list[dict[str, float]]]:
+    """Share of held-out comparisons that a reward model orders as the annotators did, and PPO's evaluations."""
     from rlhf.algorithms.kl import KL, Fixed
     from rlhf.experiment import Experiment
     from rlhf.metrics import read_metrics
@@ -128,7 +121,7 @@ def run_cell(base: over_seeds.Base, cell: Cell, seed: int, every: int) -> Run:
     )
     arm.run()
     accuracy = [row["eval/accuracy"] for row in read_metrics(arm.directory / "reward") if "eval/accuracy" in row][-1]
-    return Run(accuracy, [row for row in read_metrics(arm.directory / "ppo") if "eval/gold_score" in row])
+    return accuracy, [row for row in read_metrics(arm.directory / "ppo") if "eval/gold_score" in row]
 
 
 def draw(curves: Mapping[Cell, Sequence[Point]], path: Path) -> None:
@@ -191,11 +184,11 @@ def main() -> None:
     supervised(base.load(seed=str(options.seed))).run()
     cells = [Cell(width, pairs) for pairs in options.pairs for width in options.widths]
     jobs = [(base, cell, options.seed, options.every) for cell in cells]
-    runs: list[Run] = over_seeds.in_processes(run_cell, jobs, options.processes)
-    curves = {cell: points(run.evaluations) for cell, run in zip(cells, runs, strict=True)}
+    runs = dict(zip(cells, over_seeds.in_processes(run_cell, jobs, options.processes), strict=True))
+    curves = {cell: points(evaluations) for cell, (_, evaluations) in runs.items()}
     picture = Path(options.output_dir) / "overoptimisation.png"
     draw(curves, picture)
-    print(table(curves, {cell: run.accuracy for cell, run in zip(cells, runs, strict=True)}))
+    print(table(curves, {cell: accuracy for cell, (accuracy, _) in runs.items()}))
     print(f"\n{picture}")
 
 
