@@ -106,7 +106,9 @@ class Selector:
     # -------------------------------------------------------------------------------------------------------- the end
 
     def save(self) -> None:
-        """Writes ``model/``."""
+        """Writes ``model/``, once all checkpoints are on the disk."""
+        if self.settings.evaluates:
+            self._prune()
         if self.best is None:
             self.export("model", averaged=self.settings.averaged)
         elif self.trainer.context.writes:

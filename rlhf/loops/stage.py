@@ -183,6 +183,7 @@ class OnlineStage:
 
     def save(self) -> None:
         """Writes ``model/``, as the settings select it, and ``ema/`` where the weights are averaged."""
+        self.checkpoints.finish()  # which lets go of older ones, and of the weights that they counted on
         self.selector.save()
         if self.trainer.average is not None:
             self._export("ema", averaged=True)
