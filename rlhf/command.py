@@ -5,11 +5,13 @@ Imports nothing heavy, so that the environment is set before torch reads it.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib
 import logging
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable
@@ -52,6 +54,43 @@ def prepare_environment() -> None:
     logging.getLogger("DeepSpeed").addFilter(_worth_telling)  # it logs to the standard output, at its import
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=rf"({'|'.join(_THIRD_PARTIES)})(\.|$)")
+
+
+def settings_parser(root: type, *, prog: str, does: str, of: str, overrides: str) -> argparse.ArgumentParser:
+    """The parser of a command that is given settings: ``--config``, ``--quiet``, and a help that lists all settings.
+
+    Args:
+        root: What the settings make.
+        prog: The command.
+        does: What it does, in a sentence.
+        of: What the settings are of, with its article.
+        overrides: What else there is to say of them.
+    """
+    from rlhf.schema import explanations, settings, spell
+
+    texts = explanations(root)
+    lines = [
+        textwrap.fill(
+            f"{name}: {spell(setting.annotation)}. {texts[name]}", 100, initial_indent="  ", subsequent_indent="      "
+        )
+        for name, setting in settings(root).items()
+    ]
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=does,
+        epilog="\n".join([f"settings of {of}:", *lines, "", overrides]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        metavar="FILE.yaml",
+        required=True,
+        help=f"the {of.split()[-1]}; given several times, files are merged key by key and the later one wins",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return parser
 
 
 def import_heavy(*modules: str) -> None:

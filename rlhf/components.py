@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
@@ -38,18 +40,20 @@ def _line(setting: Setting) -> str:
 def _print_kind(kind: str, registry: Registry[Any], only: str | None = None) -> None:
     print(f"{kind} ({registry.base.__name__})")
     for name in [only] if only else registry.names():
-        _print_class(registry.get(name), name)
+        _print_class(registry.get(name), name, whole=only is not None)
     if not len(registry):
         print("  none")
     print()
 
 
-def _print_class(cls: type, name: str | None = None) -> None:
+def _print_class(cls: type, name: str | None = None, *, whole: bool = False) -> None:
+    """A class with its settings; ``whole``: with all that it says of itself, such as formula and source."""
     from rlhf.registry import import_path
     from rlhf.schema import explanations, settings
 
-    summary = (cls.__doc__ or "").strip().partition("\n")[0]
-    print(f"  {name or cls.__name__}  [{import_path(cls)}]\n    {summary}")
+    about = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:")[0].strip()
+    about = about if whole else about.partition("\n")[0]
+    print(f"  {name or cls.__name__}  [{import_path(cls)}]\n{textwrap.indent(about, '    ')}")
     texts = explanations(cls)
     for setting in settings(cls).values():
         print(f"      {_line(setting)}")
@@ -72,7 +76,7 @@ def _print_groups(only: str | None = None) -> None:
     print(f"{GROUPS} (settings that stand in others', without class_path)")
     for name, cls in _groups().items():
         if only in (None, name):
-            _print_class(cls)
+            _print_class(cls, whole=only is not None)
     print()
 
 

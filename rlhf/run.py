@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf import distributed
-from rlhf.command import guarded, prepare_environment
+from rlhf.command import guarded, prepare_environment, settings_parser
 
 if TYPE_CHECKING:
     from rlhf.experiment import Experiment
@@ -25,28 +24,13 @@ Another class starts from its own defaults. `python -m rlhf.components` lists al
 
 def _parser() -> argparse.ArgumentParser:
     from rlhf.experiment import Experiment
-    from rlhf.schema import explanations, settings, spell
 
-    texts = explanations(Experiment)
-    lines = [
-        textwrap.fill(
-            f"{name}: {spell(setting.annotation)}. {texts[name]}", 100, initial_indent="  ", subsequent_indent="      "
-        )
-        for name, setting in settings(Experiment).items()
-    ]
-    parser = argparse.ArgumentParser(
+    parser = settings_parser(
+        Experiment,
         prog="python -m rlhf.run",
-        description="Runs the stages of an experiment, in order.",
-        epilog="\n".join(["settings of an experiment:", *lines, "", _OVERRIDES]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        metavar="FILE.yaml",
-        required=True,
-        help="the experiment; given several times, files are merged key by key and the later one wins",
+        does="Runs the stages of an experiment, in order.",
+        of="an experiment",
+        overrides=_OVERRIDES,
     )
     parser.add_argument("--print_config", action="store_true", help="print the config with every setting, and stop")
     parser.add_argument(
@@ -63,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
         help="auto (the default) continues an interrupted stage from its newest checkpoint, never runs it anew, and "
         "the folder of a checkpoint continues the stage of its name from there",
     )
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument(
         "--no_report",
         action="store_true",

@@ -28,7 +28,7 @@ ALLOWED = {
     "rlhf.files": ["rlhf.errors"],
     "rlhf.interruption": ["rlhf.distributed"],
     "rlhf.distributed": [],
-    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption", "rlhf.user_code"],
+    "rlhf.command": ["rlhf.distributed", "rlhf.errors", "rlhf.interruption", "rlhf.schema", "rlhf.user_code"],
     "rlhf.yaml_files": ["rlhf.errors"],
     "rlhf.interfaces": ["rlhf.interfaces"],
     "rlhf.interfaces.inputs": [],

@@ -16,7 +16,7 @@ def test_one_kind(capsys):
     assert text.startswith("advantage-estimators (AdvantageEstimator)\n")
     assert "  GAE  [rlhf.GAE]\n" in text
     assert "      lam: float = 0.95\n" in text
-    assert "Known" not in text and "policies" not in text
+    assert "Known" not in text and "policies" not in text and "Source" not in text
 
 
 def test_all_kinds(capsys):
@@ -32,6 +32,7 @@ def test_one_component(capsys):
     text = capsys.readouterr().out
     assert text.startswith("advantage-estimators (AdvantageEstimator)\n  GAE  [rlhf.GAE]\n")
     assert "lam: float = 0.95" in text and "GroupNorm" not in text
+    assert "    Source: arXiv:1506.02438" in text and "A_t = " in text  # and its formula, which a list leaves out
     assert main(["Weighted"]) == 0  # a blender and a reward model
     assert capsys.readouterr().out.count("\n  Weighted  [") == 2
     assert main(["gae"]) == 2

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf import distributed
-from rlhf.command import guarded, prepare_environment
+from rlhf.command import guarded, prepare_environment, settings_parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,28 +28,13 @@ The same command continues a grid that was stopped or killed. What is done is no
 
 def _parser() -> argparse.ArgumentParser:
     from rlhf.grid.settings import Grid
-    from rlhf.schema import explanations, settings, spell
 
-    texts = explanations(Grid)
-    lines = [
-        textwrap.fill(
-            f"{name}: {spell(setting.annotation)}. {texts[name]}", 100, initial_indent="  ", subsequent_indent="      "
-        )
-        for name, setting in settings(Grid).items()
-    ]
-    parser = argparse.ArgumentParser(
+    parser = settings_parser(
+        Grid,
         prog="python -m rlhf.grid",
-        description="Runs an experiment with every combination of some choices, and with several seeds.",
-        epilog="\n".join(["settings of a grid:", *lines, "", _OVERRIDES]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        metavar="FILE.yaml",
-        required=True,
-        help="the grid; given several times, files are merged key by key and the later one wins",
+        does="Runs an experiment with every combination of some choices, and with several seeds.",
+        of="a grid",
+        overrides=_OVERRIDES,
     )
     parser.add_argument(
         "--set",
@@ -69,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run stages anew that the grid's folder holds with other settings or data, and those that use them",
     )
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     return parser
 
 
