@@ -6,18 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlhf.algorithms.ppo import PPO
 from rlhf.algorithms.selection import Best
 from rlhf.config import load
 from rlhf.grid.axes import Axis, read_axes
 from rlhf.grid.executors.local import LocalPool
+from rlhf.grid.measures import At
 from rlhf.interfaces import Algorithm, Executor
 from rlhf.registry import did_you_mean
 from rlhf.yaml_files import read_yaml
-
-At = Literal["last", "best", "area", "equal_kl", "equal_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
