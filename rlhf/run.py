@@ -78,7 +78,8 @@ def _run(argv: Sequence[str] | None) -> int:
     from rich.console import Console
 
     from rlhf.config import dump, load, split_overrides
-    from rlhf.report.page import MissingPackage, write_report
+    from rlhf.report.frame import MissingPackage
+    from rlhf.report.page import write_report
     from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run stages anew that the grid's folder holds with other settings or data, and those that use them",
     )
+    report = parser.add_mutually_exclusive_group()
+    report.add_argument("--no_report", action="store_true", help="leave out tables, figures and the page")
+    report.add_argument(
+        "--report_only", action="store_true", help="run nothing; write tables, figures and the page of what is finished"
+    )
     return parser
 
 
@@ -83,24 +88,54 @@ def _grid(argv: Sequence[str] | None) -> int:
     except OSError as error:
         raise ConfigError(f"output_dir: {grid.directory} cannot be made ({error.strerror}); give another") from error
     with only_one(grid.directory):
-        return _run(grid, found, console, retry=options.retry, overwrite=options.overwrite)
+        if options.report_only:
+            return _report_only(grid, found, console)
+        return _run(grid, found, console, options)
 
 
-def _run(grid: Grid, found: Sequence[Cell], console: Console, *, retry: bool, overwrite: bool) -> int:
+def _report(
+    grid: Grid, found: Sequence[Cell], console: Console, done: Collection[str], errors: Mapping[str, str]
+) -> None:
+    """Writes what the finished cells came to, and says the main of it."""
+    from rlhf.grid.report.write import write_report
+
+    path, sentences = write_report(grid, found, done, errors)
+    for line in (*sentences, f"report: {path}"):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _report_only(grid: Grid, found: Sequence[Cell], console: Console) -> int:
+    from rlhf.grid.ledger import Ledger
+
+    ledger = Ledger(found)
+    standing = {cell.name: ledger.standing(cell.name) for cell in found}
+    done = [name for name, one in standing.items() if one.state == "done"]
+    _report(grid, found, console, done, {name: one.error for name, one in standing.items() if one.state == "failed"})
+    return 0
+
+
+def _run(grid: Grid, found: Sequence[Cell], console: Console, options: argparse.Namespace) -> int:
     from rlhf.config import dump
     from rlhf.errors import UserError
     from rlhf.files import atomic_text
     from rlhf.grid.conduct import Conductor
     from rlhf.grid.ledger import LOG, Ledger
     from rlhf.grid.progress import View, indented
+    from rlhf.report.frame import MissingPackage
 
-    ledger = Ledger(found, overwrite=overwrite)
+    ledger = Ledger(found, overwrite=options.overwrite)
     view = View(grid.name, len(found), console, [metric.name for metric in grid.metrics.values()])
-    conductor = Conductor(found, ledger, grid.executor.open(), view, retry=retry)
+    conductor = Conductor(found, ledger, grid.executor.open(), view, retry=options.retry)
     record = dataclasses.replace(grid, base=[str(Path(name).resolve()) for name in grid.files])
     atomic_text(grid.directory / "grid.yaml", dump(record))
     with view:
         outcome = conductor.run()
+    done = [name for name, state in outcome.states.items() if state == "done"]
+    if done and not options.no_report:
+        try:
+            _report(grid, found, console, done, outcome.errors)
+        except MissingPackage as error:  # the runs are whole without it
+            console.print(str(error), soft_wrap=True, markup=False)
     if outcome.errors:
         told = "\n".join(
             f"  {name} ({ledger.folder(name) / LOG}):\n{indented(error)}" for name, error in outcome.errors.items()

@@ -111,13 +111,15 @@ def made_before(folders: Sequence[Path], stage: str) -> Iterator[Made]:
             try:
                 done, record = read_json(path), read_json(path.parent / RECORD)
                 if "taken_from" not in record or "-" in path.parent.name:
-                    yield Made(record["settings"], _seconds(path.parent, done), done["figures"].get("step", 0))
+                    yield Made(record["settings"], spent(path.parent, done), done["figures"].get("step", 0))
             except (UserError, OSError, KeyError, TypeError, AttributeError):
                 continue  # damaged, or of another version of this program: nothing to learn from
 
 
-def _seconds(folder: Path, done: Mapping[str, Any]) -> float:
-    """Of a stage that was continued the last part alone is timed, but every step's line has its own time."""
+def spent(folder: Path, done: Mapping[str, Any]) -> float:
+    """Seconds that a finished stage took: of one that was continued ``done.json`` times the last part alone, but every
+    step's line has its own time.
+    """
     parts = [f"time/{part}" for part in ("rollout", "score", "train")]
     return max(done["seconds"], sum(line.get(part) or 0.0 for line in read_metrics(folder) for part in parts))
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import os
-import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +14,7 @@ from rlhf.files import atomic_text
 from rlhf.report import settings
 from rlhf.report.curves import FRONTIER, OPEN, Chart, charts, frontiers, steady, traces
 from rlhf.report.findings import ANSWERS, PAID, Finding, findings, said_to_be_paid
+from rlhf.report.frame import environment, frame
 from rlhf.report.measures import word_in
 from rlhf.report.paid import Trait, traits
 from rlhf.report.runs import RunRecord, StageRecord, read_runs
@@ -39,10 +35,6 @@ TILES = (
     ("eval/margin",),
 )
 """The figures at the head of a stage: of each line the first that is there."""
-
-
-class MissingPackage(UserError):
-    """What draws the page is not installed."""
 
 
 class Tile(NamedTuple):
@@ -126,25 +118,12 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
 
 def render(runs: Sequence[RunRecord]) -> str:
     """The page as HTML."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        name = str(error.name).partition(".")[0]
-        raise MissingPackage(
-            f"report: not written, the package {name} is missing; pip install 'rlhf[report]'"
-        ) from None
+    filters = (number, duration, marked, said_before, looked_for, word_in, of_word)
+    made = environment("rlhf.report", *filters)
     data: dict[str, Any] = {"charts": {}, "tokens": {}}
     stages = [_stage_view(name, runs, data) for name in dict.fromkeys(s.name for run in runs for s in run.stages)]
-    environment = Environment(
-        loader=PackageLoader("rlhf.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    filters = (number, duration, marked, said_before, looked_for, word_in, of_word)
-    environment.filters |= {function.__name__: function for function in filters}
-    own = files("rlhf.report")
     found = _all_findings(runs)
-    return environment.get_template("page.html.j2").render(
+    return made.get_template("page.html.j2").render(
         runs=runs,
         stages=stages,
         findings=found,
@@ -152,17 +131,11 @@ def render(runs: Sequence[RunRecord]) -> str:
         grave={(run.name, stage.name) for run, stage, finding in found if finding.grave},
         flagged={(stage.name, finding.figure) for _, stage, finding in found if finding.grave},
         anchors=_anchors(stages),
-        data=data,
         changes={run.name: settings.changes(run.config) for run in runs},
         differences=settings.differences([{**run.config, "name": ""} for run in runs]),
         configs={run.name: (run.directory / "config.yaml").read_text(encoding="utf-8") for run in runs},
         open_groups=OPEN,
-        written=datetime.now().astimezone(),
-        style=Markup(own.joinpath("page.css").read_text(encoding="utf-8")),
-        script=Markup(own.joinpath("page.js").read_text(encoding="utf-8")),
-        # Compressed, the library of the charts is 2 MB of the page instead of 5.
-        plotly=base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),
-        nonce=secrets.token_urlsafe(16),
+        **frame(data),
     )
 
 

@@ -13,7 +13,8 @@ from run_folders import NASTY, config, curve, evaluation, sampled, simple, stage
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.errors import UserError
 from rlhf.experiment import Experiment
-from rlhf.report.page import MissingPackage, duration, write_report
+from rlhf.report.frame import MissingPackage
+from rlhf.report.page import duration, write_report
 from rlhf.report.runs import read_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
