@@ -2,10 +2,9 @@
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
+import browsers
 import pytest
 import tiny_runs
 from run_folders import NASTY, config, curve, evaluation, sampled, simple, stage
@@ -16,9 +15,6 @@ from rlhf.experiment import Experiment
 from rlhf.report.frame import MissingPackage
 from rlhf.report.page import duration, write_report
 from rlhf.report.runs import read_run
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
 
 
 class Page(HTMLParser):
@@ -286,49 +282,18 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def browse(page, folder):
-    """What a browser makes of a page: its elements after all scripts, its complaints, and what it asked the net for."""
-    log = folder / "net.json"
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={folder / 'profile'}",
-            "--no-first-run",
-            "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own services are not to be reached either
-            "--enable-logging=stderr",
-            f"--log-net-log={log}",
-            "--window-size=1400,4000",
-            "--virtual-time-budget=10000",
-            "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    requests = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
-    # What the browser asks for by itself has no initiator.
-    asked = {one["url"] for one in requests if one.get("initiator") not in ("not an origin", None)}
-    return done.stdout, complaints, {url for url in asked if not url.startswith(("file:", "data:", "blob:"))}
-
-
-@needs_chromium
+@browsers.needs_chromium
 def test_a_browser_draws_it_without_a_request_or_a_complaint(nasty, tmp_path):
-    elements, complaints, asked = browse(nasty, tmp_path)
+    elements, complaints, asked = browsers.browse(nasty, tmp_path)
     assert (complaints, asked) == ([], set())
     assert "data-ready" in elements and elements.count('class="main-svg"') >= 4
     assert re.search(r'class="token"[^>]*style="background: rgba\(var\(--up\)', elements)
     assert "<script>alert(1)" not in elements
 
 
-@needs_chromium
+@browsers.needs_chromium
 def test_the_browser_would_have_noticed(tmp_path):
     page = tmp_path / "page.html"
     page.write_text("<img src='http://outside.invalid/a.png'><script>gone()</script>")
-    _, complaints, asked = browse(page, tmp_path)
+    _, complaints, asked = browsers.browse(page, tmp_path)
     assert asked == {"http://outside.invalid/a.png"} and any("gone is not defined" in line for line in complaints)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +12,7 @@ from rlhf.grid.cells import Cell
 from rlhf.grid.measures import sampled_tokens
 from rlhf.grid.plan import spent
 from rlhf.grid.report.results import Results
-from rlhf.report.findings import findings
+from rlhf.report.findings import PAID, Finding, findings
 from rlhf.report.runs import RunRecord, StageRecord
 from rlhf.report.samples import Answer, evaluations, evenly, stories
 from rlhf.report.settings import differences
@@ -111,12 +112,16 @@ def oddities(results: Results) -> list[Oddity]:
     for variant in results.variants:
         for cell in results.cells_of(variant):
             for finding in findings(results.runs[cell].stages[-1]):
-                known = found.get(finding.title)
-                if known is None:
-                    known = Oddity(finding.title, finding.grave, {}, finding.text, cell)
-                    found[finding.title] = known
+                title = _alike(finding)
+                known = found.setdefault(title, Oddity(title, finding.grave, {}, finding.text, cell))
                 known.cells[variant] = known.cells.get(variant, 0) + 1
     return sorted(found.values(), key=lambda one: (not one.grave, -sum(one.cells.values())))
+
+
+def _alike(finding: Finding) -> str:
+    """A title that is the same in all cells, whichever word it is about in each."""
+    title = finding.title.partition(": “")[0]
+    return re.sub("“[^”]*”", "“…”", title) if finding.figure == PAID else title
 
 
 # ---------------------------------------------------------------------------------------------------------------- cost

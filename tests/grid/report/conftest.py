@@ -1,0 +1,5 @@
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for finished.py
+sys.path.insert(0, str(Path(__file__).parents[2] / "report"))  # for run_folders.py
