@@ -68,6 +68,11 @@ class StageRecord:
         return read_metrics(self.directory)
 
     @cached_property
+    def record(self) -> dict[str, Any]:
+        """What it was run with: ``key``, ``versions``, ``inputs``, ``used_keys`` and more; empty before it starts."""
+        return _json(self.directory / "stage.json") or {}
+
+    @cached_property
     def done(self) -> dict[str, Any] | None:
         """What the stage wrote when it ended; None before."""
         return _json(self.directory / "done.json")

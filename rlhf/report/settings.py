@@ -116,16 +116,28 @@ def text(value: Any, *, deep: bool = True) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def flat(value: Any, place: str = "") -> dict[str, Any]:
-    """A config as dotted keys; a component is the name of its class, and its settings follow."""
+class ClassPath(str):
+    """The whole name of a class, among texts."""
+
+
+def flat(value: Any, place: str = "", *, whole: bool = False) -> dict[str, Any]:
+    """A config as dotted keys; a component is the name of its class, and its settings follow.
+
+    Args:
+        value: Plain data.
+        place: Its dotted key.
+        whole: Whether classes have their whole path, and what stands in lists of components has keys of its own.
+    """
+    if whole and isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        value = {str(index): entry for index, entry in enumerate(value)}
     if not (isinstance(value, dict) and value):
         return {place: value}
     found: dict[str, Any] = {}
     if "class_path" in value:
-        found[place] = text(value, deep=False)
+        found[place] = ClassPath(value["class_path"]) if whole else text(value, deep=False)
         value = value.get("init_args") or {}
     for key, entry in value.items():
-        found |= flat(entry, f"{place}.{key}" if place else str(key))
+        found |= flat(entry, f"{place}.{key}" if place else str(key), whole=whole)
     return found
 
 
