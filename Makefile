@@ -28,6 +28,7 @@ slow: $(VENV)/installed-test  ## the tests that take minutes
 
 peers: $(VENV)/installed-test $(VENV)/installed-peers  ## compares with published implementations (docs/peers.md)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
+	rm -rf $(VENV)/lib/python*/site-packages/tests  # of verl: it would stand in the place of ours
 	$(PYTEST) -m peers
 
 format: $(VENV)/installed-dev  ## puts the source into the form that `check` wants
