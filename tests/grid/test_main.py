@@ -5,27 +5,19 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import forked_cells
 import pytest
 import tiny_runs
+from grid_runs import Process, figures, made, prepare, run
 
 from rlhf.grid.__main__ import main
 
-SECONDS = 240
-"""For a grid, on a busy machine."""
 CELLS = [f"clip={clip},coef={coef},seed={seed}" for clip in ("on", "off") for coef in (0.05, 0.1) for seed in (1, 2)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported():
-    """What cells need is there before they are forked."""
-    import transformers.models.gpt2.modeling_gpt2  # noqa: F401
-
-    import rlhf.loops
-    import rlhf.stages.run  # noqa: F401
+pytestmark = pytest.mark.usefixtures("imported")
 
 
 @pytest.fixture
@@ -36,31 +28,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def prepare(folder, grid=forked_cells.GRID):
-    (folder / "base.yaml").write_text(forked_cells.BASE)
-    (folder / "grid.yaml").write_text(grid)
-
-
-def run(*arguments):
-    return main(["--config", "grid.yaml", *arguments])
-
-
-def figures(folder=Path()):
-    """Of every cell and stage, without what no two runs share."""
-    found = {}
-    for path in sorted((folder / "runs" / "g").glob("*/*/metrics.jsonl")):
-        found[f"{path.parts[-3]}/{path.parts[-2]}"] = tiny_runs.metrics(path.parent)
-    return found
-
-
-def made(folder=Path()):
-    """The stages that cells made themselves, rather than taken."""
-    records = [(path.parent, json.loads(path.read_text())) for path in (folder / "runs/g").glob("*/*/stage.json")]
-    return sorted(f"{path.name}" for path, record in records if "taken_from" not in record)
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, imported):
     """A grid that nobody disturbed: its folder, and what it said."""
     folder = tmp_path_factory.mktemp("whole")
     prepare(folder)
@@ -192,23 +161,6 @@ def test_a_cell_that_failed_with_other_settings_is_run(folder, capsys):
 # ------------------------------------------------------------------------------------------------------- interruptions
 
 
-class Process:
-    """A grid in a process of its own."""
-
-    def __init__(self, folder, *arguments):
-        self.said = folder / f"said-{time.monotonic_ns()}.txt"
-        self.pid = forked_cells.fork(lambda: run(*arguments), self.said)
-
-    def until(self, condition):
-        end = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < end, self.said.read_text()
-            time.sleep(0.01)
-
-    def wait(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 MOMENTS = {
     "the first cell has its folder": lambda: any(Path("runs/g").glob("*/cell.json")),
     "a stage is being made": lambda: any(Path("runs/g").glob("*/sft/metrics.jsonl")),
@@ -302,3 +254,49 @@ def test_help_lists_the_settings(capsys):
     said = capsys.readouterr().out
     for wanted in ("--dry_run", "--retry", "only_if: dict[str, dict[str, Any]]", "executor: Executor"):
         assert wanted in said
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+
+def test_a_grid_ends_in_its_report_which_can_be_written_again_alone(whole, folder, capsys):
+    copied(whole, folder)
+    assert run(report=True) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("g: 8 done of 8") and said[-1] == "report: runs/g/report.html"
+    assert said[1].startswith("3 comparisons, corrected by Holm")
+    table = Path("runs/g/results.csv").read_bytes()
+    assert table.startswith(b"cell,variant,clip,coef,seed,reward/score\n") and table.count(b"\n") == 9
+    shutil.rmtree(f"runs/g/{CELLS[0]}/ppo")
+    assert run("--report_only") == 2  # the two exclude each other
+    assert "not allowed with argument" in capsys.readouterr().err
+    assert main(["--config", "grid.yaml", "--report_only"]) == 0
+    assert "1 of 8 cells have no reward/score" in capsys.readouterr().out
+    assert not Path(f"runs/g/{CELLS[0]}/ppo").exists()  # nothing was run
+    assert run(report=True) == 0
+    assert Path("runs/g/results.csv").read_bytes() == table
+
+
+def test_nothing_to_report_is_said(folder, capsys):
+    assert main(["--config", "grid.yaml", "--report_only"]) == 1
+    assert (
+        capsys.readouterr().err == "Error: runs/g: no cell is finished, so there is nothing to report; run the grid\n"
+    )
+
+
+def test_what_failed_does_not_keep_the_rest_from_being_reported(folder, capsys):
+    prepare(folder, BROKEN.replace("coef: [0.05, 0.1]", "coef: [0.05]"))
+    assert run(report=True) == 1
+    said, error = capsys.readouterr()
+    assert "1 of 3 cells have no reward/score" in said and "report: runs/g/report.html" in said
+    assert error.startswith("Error: 1 of 3 cells failed")
+    assert "clip=sad,coef=0.05,seed=1 failed: " in Path("runs/g/report.html").read_text()
+
+
+def test_a_missing_package_leaves_the_runs_whole(whole, folder, capsys, monkeypatch):
+    from rlhf.grid.report import write
+
+    copied(whole, folder)
+    monkeypatch.setattr(write.importlib.util, "find_spec", lambda name: None)
+    assert run(report=True) == 0
+    assert "report: not written, the package pandas is missing; pip install 'rlhf[grid]'" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import re
 import shutil
 from io import StringIO
 from pathlib import Path
+from urllib.parse import unquote
 
 import browsers
 import finished
@@ -19,9 +20,22 @@ from rlhf.report.frame import MissingPackage
 NASTY = "<script>alert(1)</script>"
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures as files take seconds, and most tests do not look at them."""
+    monkeypatch.setattr(write, "draw", lambda drawings, folder: [])
+
+
 def report(grid, cells, errors=None, without=()):
     done = [cell.name for cell in cells if cell.name not in without]
     return write_report(grid, cells, done, errors or {})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A grid with its report: the grid, the page, and what was said."""
+    grid, cells = finished.whole(tmp_path_factory.mktemp("written"))
+    return grid, *report(grid, cells)
 
 
 def read_csv(path):
@@ -38,9 +52,8 @@ def timeless(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if "cost_" not in path.name}
 
 
-def test_tables_figures_and_the_page_are_written(tmp_path):
-    grid, cells = finished.whole(tmp_path)
-    page, told = report(grid, cells)
+def test_tables_figures_and_the_page_are_written(written):
+    grid, page, told = written
     home = grid.directory
     assert page == home / "report.html" and told[1].startswith("clip=off − clip=on = 0.55 [")
     assert read_csv(home / "results.csv")["gold"].tolist() == [1.0, 2.0, 3.0, 1.5, 2.25, 3.9]
@@ -61,7 +74,7 @@ def test_the_same_cells_give_the_same_bytes(tmp_path):
     assert timeless(grid.directory) == first and len(first) > 12
 
 
-def test_latex_can_be_set(tmp_path):
+def test_latex_can_be_set(tmp_path, undrawn):
     axes = {"clip": {"a_b": {"stages.ppo.score_clip": 1.0}, "50%": {"stages.ppo.score_clip": None}}}
     gold = {"clip=a_b": finished.GOLD["clip=on"], "clip=50%": finished.GOLD["clip=off"]}
     grid, cells = finished.whole(tmp_path, gold, axes=axes, metrics={"gold_a": Metric(name="eval/gold_score")})
@@ -73,7 +86,7 @@ def test_latex_can_be_set(tmp_path):
         assert not re.search(r"(?<!\\)[_%#]", path.read_text())
 
 
-def test_why_a_number_is_missing_is_written(tmp_path):
+def test_why_a_number_is_missing_is_written(tmp_path, undrawn):
     grid, cells = finished.whole(tmp_path)
     finished.finish(cells[0], {"eval/gold_score": 0.0}, {"eval/gold_score": None})
     report(grid, cells, {"clip=off,seed=2": "Error: no memory"}, without=["clip=off,seed=2"])
@@ -83,9 +96,9 @@ def test_why_a_number_is_missing_is_written(tmp_path):
     assert "clip=off,seed=2 failed: Error: no memory" in page and "2 of 6 cells have no gold" in page
 
 
-def test_the_page_has_what_a_reader_looks_for(tmp_path):
-    grid, cells = finished.whole(tmp_path)
-    page = report(grid, cells)[0].read_text()
+def test_the_page_has_what_a_reader_looks_for(written):
+    grid, path, _ = written
+    page = path.read_text()
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.partition('<script type="application/json"')[0]))
     assert "2 variants × 3 seeds (1, 2, 3) · 6 of 6 cells finished" in text
     assert "eval/gold_score, at the last evaluation; more is better." in text
@@ -94,12 +107,10 @@ def test_the_page_has_what_a_reader_looks_for(tmp_path):
     assert "sft 3 6 3 min 45 s 3 min 45 s" in text
     links = re.findall(r'href="([^"#]+)"', page.partition("</head>")[2])
     assert "clip%3Don%2Cseed%3D1/ppo/metrics.jsonl" in links and "tables/differences.csv" in links
-    from urllib.parse import unquote
-
     assert [link for link in links if not (grid.directory / unquote(link)).exists()] == ["grid.yaml"]  # the command's
 
 
-def test_data_of_the_page_is_json(tmp_path):
+def test_data_of_the_page_is_json(tmp_path, undrawn):
     grid, cells = finished.whole(tmp_path)
     finished.finish(cells[0], {"eval/gold_score": 0.0}, {"eval/gold_score": None})
     page = report(grid, cells)[0].read_text()
@@ -111,7 +122,7 @@ def test_data_of_the_page_is_json(tmp_path):
     assert "eval_gold_score" in json.loads(data, parse_constant=refuse)["charts"]
 
 
-def test_one_variant_and_one_seed_make_a_page_too(tmp_path):
+def test_one_variant_and_one_seed_make_a_page_too(tmp_path, undrawn):
     grid, cells = finished.whole(tmp_path, {"base": [1.0]}, axes={}, seeds=[1])
     page, told = report(grid, cells)
     assert "The seed alone." in page.read_text() and told == [
@@ -136,7 +147,7 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path, monkeypatch, packa
 
 
 @browsers.needs_chromium
-def test_a_browser_draws_every_figure_without_a_request_or_a_complaint(tmp_path):
+def test_a_browser_draws_every_figure_without_a_request_or_a_complaint(tmp_path, undrawn):
     axes = {**finished.AXES, "stages.ppo.epochs": [1, 2]}
     variants = [f"clip={clip},epochs={epochs}" for clip in ("on", "off") for epochs in (1, 2)]
     grid, cells = finished.whole(tmp_path, {name: [1.0, 2.0, 3.5 + at] for at, name in enumerate(variants)}, axes=axes)
@@ -150,5 +161,5 @@ def test_a_browser_draws_every_figure_without_a_request_or_a_complaint(tmp_path)
     elements, complaints, asked = browsers.browse(page, tmp_path)
     assert (complaints, asked) == ([], set())
     figures = elements.count('data-chart="')
-    assert figures >= 4 and elements.count("js-plotly-plot") == figures and "data-ready" in elements
+    assert figures >= 4 and elements.count("plot js-plotly-plot") == figures and "data-ready" in elements
     assert NASTY not in elements
