@@ -31,7 +31,7 @@ function lines(chart) {
 function curve(chart, trace) {
   const colour = css(`--c${trace.colour % 8}`);
   const bounds = trace.low?.length ? [{ x: [...trace.x, ...[...trace.x].reverse()], y: [...trace.high, ...[...trace.low].reverse()] }] : [];
-  const bands = bounds.map((bound) => ({ ...bound, fill: "toself", fillcolor: colour, opacity: 0.14, line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false }));
+  const bands = bounds.map((bound) => ({ ...bound, fill: "toself", fillcolor: colour, opacity: chart.traces.length > 3 ? 0.07 : 0.14, line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false }));
   return [
     ...bands,
     {

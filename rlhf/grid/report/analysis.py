@@ -84,7 +84,7 @@ def _joined(tables: list[tuple[str, DataFrame]]) -> DataFrame:
     found = [table.assign(metric=name) for name, table in tables if len(table)]
     if not found:
         return DataFrame()
-    whole = concat(found, ignore_index=True)
+    whole: Any = concat(found, ignore_index=True)
     return whole[["metric", *(column for column in whole.columns if column != "metric")]]
 
 

@@ -59,6 +59,7 @@ def answers(results: Results) -> tuple[int, list[Beside]]:
     """
     told: dict[int, dict[str, dict[str, Any]]] = {}
     last = {name: run.stages[-1] for name, run in results.runs.items()}
+    row: Any
     for row in results.table.itertuples():
         if row.cell in last and evaluations(last[row.cell]):
             own = {story.prompt: story for story in stories(last[row.cell], most=10**9)}

@@ -14,7 +14,7 @@ from rlhf.grid.statistics.curves import over_seeds
 from rlhf.report.curves import FRONTIER, Chart, charts, frontiers
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 COMPARED = "What is compared"
 COSTS = "Speed and memory"
@@ -102,9 +102,11 @@ def drawings(results: Results, analysis: Analysis) -> dict[str, list[Drawing]]:
         for group, members in drawn.items():
             for chart in members:
                 for figure in chart.lines:
-                    line = _curve(chart, figure, cells, results, prefix)
-                    if _tells(line):
-                        found.setdefault(COMPARED if figure in compared else group, []).append(line)
+                    place = COMPARED if figure in compared else group
+                    lines = [_curve(chart, figure, cells, results, prefix)]
+                    if figure in compared and len(results.variants) > 1:
+                        lines.append(_paired(chart, figure, cells, results, prefix))
+                    found.setdefault(place, []).extend(line for line in lines if _tells(line))
     return {group: members for group, members in found.items() if members}
 
 
@@ -134,7 +136,23 @@ def _curve(chart: Chart, figure: str, cells: Sequence[Cell], results: Results, p
     return Drawing(_key(prefix, figure), _title(chart, figure, prefix), chart.unit, across, lines)
 
 
-def _band(name: str, colour: int, means: DataFrame) -> Line:
+def _paired(chart: Chart, figure: str, cells: Sequence[Cell], results: Results, prefix: str) -> Drawing:
+    """How far each variant is from the baseline over the training, within each seed; what moves both is not in it."""
+    table, iterations = _points(figure, cells)
+    partners = table[table["variant"] == results.baseline].drop(columns="variant")
+    both = table.merge(partners, on=["seed", "place"], suffixes=("", "_baseline"))
+    both["value"] -= both.pop("value_baseline")
+    lines = []
+    for colour, variant in enumerate(results.variants):
+        own = both[both["variant"] == variant]
+        if len(own) and variant != results.baseline:
+            lines.append(_band(variant, colour, over_seeds(own)))
+    title = f"{_title(chart, figure, prefix)}: difference from the baseline"
+    across = "iteration" if iterations else "optimiser step"
+    return Drawing(_key("paired", prefix, figure), title, chart.unit, across, lines)
+
+
+def _band(name: str, colour: int, means: Any) -> Line:
     """A line of the places at which all seeds have a number that have one anywhere."""
     whole = means[means["n"] == means["n"].max()]
     middle = whole["mean"]
@@ -144,7 +162,7 @@ def _band(name: str, colour: int, means: DataFrame) -> Line:
     return Line(name, colour, whole["place"].tolist(), middle.tolist(), low, high)
 
 
-def _points(figure: str, cells: Sequence[Cell]) -> tuple[DataFrame, bool]:
+def _points(figure: str, cells: Sequence[Cell]) -> tuple[Any, bool]:
     """A row for each run and place, and whether the places are iterations.
 
     A figure of every optimiser step is averaged over each iteration, as the iterations of two seeds need not have
@@ -160,7 +178,7 @@ def _points(figure: str, cells: Sequence[Cell]) -> tuple[DataFrame, bool]:
         for cell, line in lines
         for place, value in zip(line.iterations if iterations else line.steps, line.values, strict=True)
     ]
-    table = DataFrame(parts, columns=["variant", "seed", "place", "value"])
+    table: Any = DataFrame(parts, columns=["variant", "seed", "place", "value"])
     places = sorted(table["place"].unique())
     if (every := -(-len(places) // MOST_PLACES)) > 1:  # neighbours are drawn at the last of them
         last = {place: places[min((at // every + 1) * every, len(places)) - 1] for at, place in enumerate(places)}

@@ -40,8 +40,9 @@ def draw(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     for drawing in drawings:
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+        with matplotlib.rc_context(settings):
             height = 0.8 + 0.28 * len({line.name for line in drawing.traces}) if drawing.kind == "forest" else 3.0
             figure = Figure(figsize=(5.2, max(1.6, height)), layout="constrained")
             axes = figure.add_subplot()

@@ -98,6 +98,7 @@ def _runs(grid: Grid, cells: Sequence[Cell], results: Results) -> list[dict[str,
     """A row for each cell, with links that work where the page lies."""
     table = results.table.set_index("cell")
     remarks: dict[str, list[str]] = {}
+    row: Any
     for row in results.remarks.itertuples():
         if row.remark not in remarks.setdefault(str(row.cell), []):
             remarks[str(row.cell)].append(str(row.remark))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.grid.cells import Cell, baseline_choices, baseline_name, labels
@@ -49,8 +49,8 @@ class Results(NamedTuple):
 
     def cells_of(self, variant: str) -> list[str]:
         """The finished cells of a variant, by rising seed."""
-        own = self.table[self.table["variant"] == variant].sort_values("seed")
-        return [cell for cell in own["cell"] if cell in self.runs]
+        own: Any = self.table[self.table["variant"] == variant]
+        return [cell for cell in own.sort_values("seed")["cell"] if cell in self.runs]
 
 
 def collect(grid: Grid, cells: Sequence[Cell], done: Collection[str]) -> Results:

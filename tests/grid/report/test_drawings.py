@@ -26,6 +26,20 @@ def test_a_curve_is_the_mean_over_seeds_with_its_interval(tmp_path):
     assert drawing.across == "iteration"
 
 
+def test_what_a_seed_does_to_both_is_not_in_the_paired_curve(tmp_path):
+    group, drawing = drawn(*finished.whole(tmp_path))["paired_eval_gold_score"]
+    (line,) = drawing.traces
+    assert group == COMPARED and (line.name, line.colour, line.x) == ("clip=off", 1, [0, 1])
+    # 0.5, 0.25, 0.9: mean 0.55, deviation 0.327872
+    assert line.y == pytest.approx([0.0, 0.55])
+    assert line.low == pytest.approx([0.0, 0.55 - 4.302653 * 0.327872 / 3**0.5], abs=1e-5)
+
+
+def test_a_seed_without_the_baseline_is_in_no_pair(tmp_path):
+    _, drawing = drawn(*finished.whole(tmp_path), without=["clip=on,seed=1"])["paired_eval_gold_score"]
+    assert drawing.traces[0].y == pytest.approx([0.0, (0.25 + 0.9) / 2])
+
+
 def test_one_seed_has_no_band(tmp_path):
     _, drawing = drawn(*finished.whole(tmp_path, seeds=[1]))["eval_gold_score"]
     assert drawing.traces[0].low == [] and drawing.traces[0].y == [0.0, 1.0]
