@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: quickstart test check slow peers format clean
+.PHONY: quickstart test check slow clusters peers format clean
 
 quickstart: $(VENV)/installed-demo  ## the whole pipeline on a laptop's CPU
 	$(BIN)/python -m rlhf.run --config experiments/quickstart.yaml
@@ -25,6 +25,9 @@ check: $(VENV)/installed-dev  ## everything a change must pass
 
 slow: $(VENV)/installed-test  ## the tests that take minutes
 	$(PYTEST) -m slow
+
+clusters: $(VENV)/installed-test $(VENV)/installed-ray  ## grids on a real Slurm and Ray; as root, with Debian's slurm-wlm and munge
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/grid/executors
 
 peers: $(VENV)/installed-test $(VENV)/installed-peers  ## compares with published implementations (docs/peers.md)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1

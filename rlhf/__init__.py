@@ -105,6 +105,8 @@ if TYPE_CHECKING:  # what _MODULES says, for type checkers and editors
     from rlhf.engines.zero import Zero as Zero
     from rlhf.experiment import Experiment as Experiment
     from rlhf.grid.executors.local import LocalPool as LocalPool
+    from rlhf.grid.executors.ray import Ray as Ray
+    from rlhf.grid.executors.slurm import Slurm as Slurm
     from rlhf.grid.settings import Grid as Grid, Metric as Metric
     from rlhf.interfaces import ModelPath as ModelPath
     from rlhf.metrics import TensorBoard as TensorBoard, WandB as WandB
@@ -191,6 +193,8 @@ _MODULES = {
     "rlhf.engines.zero": ["Zero"],
     "rlhf.experiment": ["Experiment"],
     "rlhf.grid.executors.local": ["LocalPool"],
+    "rlhf.grid.executors.ray": ["Ray"],
+    "rlhf.grid.executors.slurm": ["Slurm"],
     "rlhf.grid.settings": ["Grid", "Metric"],
     "rlhf.interfaces": ["ModelPath"],
     "rlhf.metrics": ["TensorBoard", "WandB"],

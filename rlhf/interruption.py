@@ -18,6 +18,8 @@ Handler = Callable[[int, FrameType | None], Any]
 HANDED_ON = 3.0
 """Seconds in which a signal is taken for the same wish, where a launcher hands on what its processes have got already
 from a terminal or a batch system."""
+TWICE = "RLHF_SIGNALS_TWICE"
+"""Environment variable, set by what runs a process under a batch system that may signal both: a launcher of one."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -66,7 +68,8 @@ class _Wishes:
         if self.first is None:
             self.first = now
             return True
-        return distributed.launched() == 1 or now - self.first >= HANDED_ON
+        alone = distributed.launched() == 1 and TWICE not in os.environ
+        return alone or now - self.first >= HANDED_ON
 
 
 class StopRequest:

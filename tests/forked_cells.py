@@ -7,6 +7,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,12 @@ def moody(prompts: list[str], responses: list[str]) -> list[float]:
     if not Path("mended").exists():
         raise RuntimeError("out of sorts")
     return [float(len(response)) for response in responses]
+
+
+def dawdled_letters(prompts: list[str], responses: list[str]) -> list[float]:
+    """Lower-case letters in each response, counted so slowly that something may come between."""
+    time.sleep(0.7)
+    return [float(sum("a" <= character <= "z" for character in response)) for response in responses]
 
 
 @dataclass(frozen=True, kw_only=True)

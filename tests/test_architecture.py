@@ -58,7 +58,9 @@ ALLOWED = {
     "rlhf.stages": [*BASIC, "rlhf.stages", "rlhf.schema", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.stages.run": ["rlhf"],
     "rlhf.grid": ["rlhf"],
-    "rlhf.grid.executors": [*BASIC, "rlhf.grid.executors"],
+    "rlhf.grid.executors": [*BASIC, "rlhf.grid.executors", "rlhf.interruption"],
+    "rlhf.grid.executors.process": [],
+    "rlhf.grid.executors.slurm_cell": ["rlhf.grid.executors.process", "rlhf.interruption"],
     "rlhf.grid.schedule": [],
     "rlhf.grid.axes": ["rlhf.registry"],
     "rlhf.registry": [*BASIC, "rlhf.interruption"],
@@ -224,6 +226,8 @@ def test_nothing_third_party_is_imported_early_that_help_need_not_wait_for():
         "jinja2",
         "scipy",
         "statsmodels",
+        "submitit",
+        "ray",
     }
     for path in SOURCES:
         top = [node for node in ast.parse(path.read_text()).body if not only_for_type_checkers(node)]

@@ -69,6 +69,20 @@ def test_what_is_held_acts_at_the_end(number):
         pass
 
 
+def test_what_a_batch_system_says_twice_is_the_same_wish(monkeypatch):
+    monkeypatch.setenv(interruption.TWICE, "1")
+    request = StopRequest()
+    with request.listening():
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+    assert request.signal == signal.SIGTERM
+    monkeypatch.setattr(interruption, "HANDED_ON", 0.0)
+    with pytest.raises(KeyboardInterrupt), request.listening():
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        pytest.fail("went on")
+
+
 def test_what_a_launcher_hands_on_is_the_same_wish(monkeypatch, capfd):
     """A batch system, or a terminal, sends to all processes what the launcher then sends to its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")

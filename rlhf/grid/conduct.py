@@ -60,6 +60,7 @@ class Conductor:
         self._finished = {name: set(ledger.finished(name)) for name in self.cells}
         self.stop = StopRequest()
         view.slots = executor.slots
+        self.adopted = self._adopt()
 
     def run(self) -> Outcome:
         """All cells, each to its end.
@@ -79,6 +80,21 @@ class Conductor:
             raise self.stop.stopped(f"{self.view.summary()}; running cells were saved")
         return Outcome(self.states, self.errors)
 
+    def _adopt(self) -> dict[str, str]:
+        """Cells that an earlier grid has left with the executor, by name with what they are called there."""
+        open_cells = [name for name, state in self.states.items() if state not in ("done", "failed")]
+        jobs = [Job(name, self.ledger.command(name), self.ledger.folder(name) / LOG) for name in open_cells]
+        found = self.executor.adopt(jobs)
+        if changed := [f"{name} ({text})" for name, text in found.items() if not self.ledger.unchanged(name)]:
+            raise UserError(
+                f"still running or waiting with other settings: {', '.join(changed)}; cancel or await them, or run the "
+                "grid with those settings"
+            )
+        for name in found:
+            self.states[name] = "begun"
+            self.view.running[name] = Running(self.cells[name].experiment, time.monotonic())
+        return found
+
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def _loop(self) -> None:
@@ -93,6 +109,7 @@ class Conductor:
                 self.view.say(f"{self.stop.signal.name}: {len(self.view.running)} running cells save and stop")
             if not asked and time.monotonic() - looked >= LOOK:
                 self._fill()
+                self.executor.flush()
                 looked = time.monotonic()
             open_cells = any(state in ("waiting", "begun", "busy") for state in self.states.values())
             if not self.view.running and (asked or not open_cells):
@@ -146,20 +163,21 @@ class Conductor:
 
     def _ended(self, ended: Ended) -> None:
         name = ended.name
-        running, standing = self.view.running.pop(name), self.ledger.end(name, ended.code)
+        running, standing = self.view.running.pop(name), self.ledger.end(name, ended.code, ended.why)
         seconds = time.monotonic() - running.since
+        whole = self.adopted.pop(name, None) is None
         self.states[name] = standing.state
         self._finished[name] = set(self.ledger.finished(name))
         self._count()
         if standing.state == "done":
-            self.view.seconds.append(seconds)
-            self.view.say(f"{name}: done in {seconds:.0f} s ({self.view.summary()})")
+            self.view.seconds += [seconds] if whole else []
+            self.view.say(f"{name}: done{f' in {seconds:.0f} s' if whole else ''} ({self.view.summary()})")
         elif standing.state == "failed":
             self.errors[name] = standing.error
             log = self.ledger.folder(name) / LOG
             self.view.say(f"{name}: failed ({self.view.summary()}); {log} ends\n{indented(standing.error)}")
         else:  # it is not started again: who has stopped it, and it alone, wants that
-            self.view.say(f"{name}: stopped, and can be continued")
+            self.view.say(f"{name}: stopped{f' ({ended.why})' if ended.why else ''}, and can be continued")
 
     def _announce(self) -> None:
         """What is there already, before the first cell starts."""
@@ -168,6 +186,8 @@ class Conductor:
         if others := self.ledger.others():
             text = "has cells that the grid has no more, and that nothing is done with"
             self.view.say(f"{self.ledger.home} {text}: {', '.join(others)}")
+        for name, text in self.adopted.items():
+            self.view.say(f"{name}: was started by an earlier grid, and goes on ({text})")
         for name, error in self.errors.items():
             self.view.say(f"{name}: failed before, and is not run again without --retry\n{indented(error)}")
         for name, state in self.states.items():

@@ -37,6 +37,8 @@ TOLD = 6
 """Lines of a failed cell's output that are kept with it: its error, or the last ones."""
 _ERROR = re.compile(r"Error: |\d+ problems? in the config:")
 """How the message of a run begins that has failed."""
+_TRY = re.compile(r"--- \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
+"""What stands in the log before each try."""
 
 State = Literal["waiting", "begun", "busy", "stopped", "failed", "done", "refused"]
 
@@ -104,9 +106,9 @@ class Ledger:
 
     def _failure(self, name: str) -> str:
         """Why a cell failed with the settings that it has; nothing where it has not."""
-        status = self.status(name)
-        if status.get("config") != fingerprint.of(dump(self.cells[name].experiment)):
+        if not self.unchanged(name):
             return ""
+        status = self.status(name)
         if status["state"] == "running":  # the grid was killed: the run has left word itself, if it ended later
             left = [path for stage in self.keys[name] if (path := self.folder(name) / stage / STOPPED).exists()]
             return "\n".join(error for path in left if (error := read_json(path)["error"]))
@@ -140,34 +142,45 @@ class Ledger:
         self._offsets[name] = log.stat().st_size
         former = self.status(name)
         self._write(name, state="running", config=fingerprint.of(text), error="", tries=former.get("tries", 0) + 1)
-        command = ["-m", "rlhf.run", "--config", str(folder / CONFIG), "--no_report"]
+        return self.command(name)
+
+    def command(self, name: str) -> list[str]:
+        """The arguments of a cell's command."""
+        command = ["-m", "rlhf.run", "--config", str(self.folder(name) / CONFIG), "--no_report"]
         return [*command, "--overwrite"] if self.overwrite else command
 
-    def end(self, name: str, code: int) -> Standing:
-        """Notes how a cell's process has ended."""
+    def unchanged(self, name: str) -> bool:
+        """Whether a cell was last started with the settings that it has."""
+        return self.status(name).get("config") == fingerprint.of(dump(self.cells[name].experiment))
+
+    def end(self, name: str, code: int, why: str = "") -> Standing:
+        """Notes how a cell's process has ended; ``why`` as :class:`rlhf.interfaces.Ended` has it."""
         status = self.status(name)
         asked = code in (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
         if code == 0:
             found = Standing("done")
         else:
-            found = Standing("stopped") if asked else Standing("failed", self._why(name, code))
+            found = Standing("stopped") if asked else Standing("failed", self._why(name, code, why))
         self._write(name, **{**status, "state": found.state, "error": found.error, "code": code})
         return found
 
     def _write(self, name: str, **content: Any) -> None:
         write_json(self.folder(name) / STATUS, content)
 
-    def _why(self, name: str, code: int) -> str:
+    def _why(self, name: str, code: int, why: str) -> str:
         """The last lines that a failed cell has said."""
         with (self.folder(name) / LOG).open("rb") as file:
             file.seek(self._offsets.get(name, 0))
             lines = file.read().decode(errors="replace").splitlines()
+        if name not in self._offsets:  # an earlier grid has started it
+            lines = lines[max((number for number, line in enumerate(lines) if _TRY.match(line)), default=-1) + 1 :]
         said = [line.rstrip() for line in lines if line.strip()]
         told = max((number for number, line in enumerate(said) if _ERROR.match(line)), default=None)
         last = said[-TOLD:] if told is None else said[told:][:TOLD]
         if code < 0:
             hint = " (by the system for want of memory, say)" if -code == signal.SIGKILL else ""
             last.append(f"its process was ended by {signal.Signals(-code).name}{hint}")
+        last += [why] if why else []
         return "\n".join(last) or f"exit code {code}, and no word"
 
 

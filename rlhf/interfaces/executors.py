@@ -28,10 +28,12 @@ class Ended(NamedTuple):
     Attributes:
         name: Of its cell.
         code: Exit code; minus the number of the signal that killed it.
+        why: What became of it, where the code and what it has said do not tell.
     """
 
     name: str
     code: int
+    why: str = ""
 
 
 class LiveExecutor(ABC):
@@ -40,9 +42,22 @@ class LiveExecutor(ABC):
     slots: int
     """How many jobs it takes at once."""
 
+    def adopt(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Finds those of these jobs that an earlier grid has left running or waiting, on a cluster, say.
+
+        They count as started from now on. Called once, before any other.
+
+        Returns:
+            By the name of each what it is called there, for people.
+        """
+        return {}
+
     @abstractmethod
     def start(self, job: Job) -> int | None:
         """Starts a job; the id of its process, where that is on this machine."""
+
+    def flush(self) -> None:  # noqa: B027
+        """Called when no further job is to be started for now: those started since may be handed on together."""
 
     @abstractmethod
     def ended(self) -> list[Ended]:

@@ -35,6 +35,9 @@ class Scripted(LiveExecutor):
         self.started.append(job.name)
         self.on_start(job.name)
 
+    def flush(self):
+        self.flushed = list(self.started)
+
     def ended(self):
         if not self.running or (self.endless and not self.asked):
             return []
@@ -205,6 +208,70 @@ def test_a_cell_that_another_process_runs_is_waited_for(tmp_path):
     assert work.run().states == {"a": "done", "b": "done"} and executor.started == ["b", "a"]
     assert "a: another process runs it; it is waited for" in out.getvalue()
     assert "a: is let go of, and waiting" in out.getvalue()
+
+
+class Left(Scripted):
+    """An executor that has jobs of an earlier grid."""
+
+    def __init__(self, left, **settings):
+        super().__init__(**settings)
+        self.left, self.asked_for = left, []
+
+    def adopt(self, jobs):
+        self.asked_for = [job.name for job in jobs]
+        self.running += self.left
+        return {name: f"job {name}" for name in self.left}
+
+
+def started_before(found, name):
+    """A cell as a grid leaves it that was killed."""
+    ledger = Ledger(found)
+    ledger.begin(name)
+    with (ledger.folder(name) / "output.log").open("a") as file:
+        file.write("Error: of long ago\n--- 2026-11-30 10:00:00\nError: it broke\n")
+
+
+def test_what_an_earlier_grid_has_left_running_is_waited_for_and_not_started(tmp_path):
+    found = cells(tmp_path, "abc", stage_cache=None)
+    for name in "ab":
+        started_before(found, name)
+    executor = Left(["a", "b"], slots=2, script=[("b", 0), ("a", 1)])
+    work, out = conductor(found, executor)
+    assert executor.asked_for == ["a", "b", "c"] and list(work.view.running) == ["a", "b"]
+    outcome = work.run()
+    assert executor.started == ["c"] and outcome.states == {"a": "failed", "b": "done", "c": "done"}
+    assert outcome.errors == {"a": "Error: it broke"}  # of this try, wherever that began
+    assert "a: was started by an earlier grid, and goes on (job a)" in out.getvalue()
+    assert "b: done (g: " in out.getvalue() and len(work.view.seconds) == 1  # how long it took is not known
+    assert work.ledger.status("a")["tries"] == 1
+
+
+def test_what_an_earlier_grid_has_left_with_other_settings_is_refused(tmp_path):
+    started_before(cells(tmp_path, "ab", stage_cache=None), "a")
+    changed = cells(tmp_path, "ab", stage_cache=None, keep_checkpoints=3)
+    with pytest.raises(UserError) as error:
+        conductor(changed, Left(["a"]))
+    assert str(error.value).startswith("still running or waiting with other settings: a (job a); cancel or await them")
+
+
+def test_jobs_that_are_ready_together_are_handed_on_together(tmp_path):
+    executor = Scripted(slots=2)
+    work, _ = conductor(cells(tmp_path, "abc", stage_cache=None), executor)
+    rounds = []
+    executor.on_start = lambda name: rounds.append(list(getattr(executor, "flushed", [])))
+    work.run()
+    assert rounds[:2] == [[], []] and executor.flushed == ["a", "b", "c"]
+
+
+def test_why_a_job_has_ended_is_told(tmp_path):
+    class Told(Scripted):
+        def ended(self):
+            return [one._replace(why="it was cancelled") for one in super().ended()]
+
+    work, out = conductor(cells(tmp_path, "ab", stage_cache=None), Told(script=[("a", -15), ("b", 1)]))
+    outcome = work.run()
+    assert "a: stopped (it was cancelled), and can be continued" in out.getvalue()
+    assert outcome.errors == {"b": "it was cancelled"}
 
 
 def test_cells_with_other_settings_are_refused_all_at_once(tmp_path):

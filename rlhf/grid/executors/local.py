@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlhf.errors import UserError, require
+from rlhf.grid.executors import process
 from rlhf.interfaces import Ended, Executor, Job, LiveExecutor
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Environment variables by which libraries are told how many threads to use."""
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Of a launcher that has started the grid: a cell has none."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,61 +70,31 @@ class _Pool(LiveExecutor):
 
     def start(self, job: Job) -> int:
         slot = min(set(range(self.slots)) - self.running.keys())
-        with job.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *job.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(slot),
-                start_new_session=True,  # Ctrl-C is for the grid, which hands it on
-                preexec_fn=_ends_with(os.getpid()),
-            )
-        self.running[slot] = (job, process)
-        return process.pid
+        started = process.start(job.arguments, job.log, self.environment(slot))
+        self.running[slot] = (job, started)
+        return started.pid
 
     def environment(self, slot: int) -> dict[str, str]:
         """Of the process in a slot."""
-        found = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-        if self.threads is not None:
-            found |= dict.fromkeys(THREADS, str(self.threads))
+        found = process.environment(self.threads)
         if self.devices is not None:
             found["CUDA_VISIBLE_DEVICES"] = self.devices[slot % len(self.devices)] if self.devices else ""
-        return {**found, "PYTHONUNBUFFERED": "1"}  # a log is read while it grows, and after a kill
+        return found
 
     def ended(self) -> list[Ended]:
-        codes = {slot: process.poll() for slot, (_, process) in self.running.items()}
+        codes = {slot: started.poll() for slot, (_, started) in self.running.items()}
         return [Ended(self._let_go(slot), code) for slot, code in codes.items() if code is not None]
 
     def _let_go(self, slot: int) -> str:
-        job, process = self.running.pop(slot)
-        _signal_group(process, signal.SIGKILL)  # whatever it has left behind
+        job, started = self.running.pop(slot)
+        process.signal_group(started, signal.SIGKILL)  # whatever it has left behind
         return job.name
 
     def stop(self) -> None:
-        for _, process in self.running.values():
-            process.send_signal(signal.SIGTERM)  # SIGINT may be ignored: a shell's jobs in the background do so
+        for _, started in self.running.values():
+            started.send_signal(signal.SIGTERM)  # SIGINT may be ignored: a shell's jobs in the background do so
 
     def kill(self) -> None:
-        for _, process in self.running.values():
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-def _ends_with(parent: int) -> Callable[[], None] | None:
-    """What a new process does first, so that it is asked to stop when its parent dies, killed or not."""
-    if not sys.platform.startswith("linux"):
-        return None  # the cell's lock keeps a restarted grid from running it twice
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before
-            os._exit(128 + signal.SIGTERM)
-
-    return ask
+        for _, started in self.running.values():
+            process.signal_group(started, signal.SIGKILL)
+            started.wait()

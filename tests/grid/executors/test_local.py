@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.grid.executors.local import THREADS, LocalPool
+from rlhf.grid.executors.local import LocalPool
+from rlhf.grid.executors.process import THREADS
 from rlhf.interfaces import Job
 
 SECONDS = 60
