@@ -22,21 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shorter import SMALL_WORLD, TINY
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TINY = (
-    "--stages.sft.steps 3 --stages.reward.steps 3 --stages.ppo.iterations 3 --stages.ppo.batch_size 16 "
-    "--stages.ppo.mini_batch_size 8 --stages.ppo.score_normalization.samples 8 --stages.ppo.evaluation.prompts 8 "
-    "--stages.ppo.sampling.max_new_tokens 8 --stages.ppo.data.eval_rows 16"
-)
-SMALL_WORLD = (
-    " --stages.sft.data.sources.world.rows 300 --stages.sft.data.eval_rows 16 --stages.reward.data.eval_rows 16 "
-    "--stages.reward.data.sources.fit.rows 100 --stages.reward.data.sources.doubled.rows 100 "
-    "--stages.reward.data.sources.mixed.rows 100 --stages.ppo.data.sources.world.rows 200 "
-    "--stages.ppo.mixture.data.sources.world.rows 200"
-)
 SHORTER = dict.fromkeys(
     (f"experiments/{name}.yaml" for name in ("quickstart", "world", "hybrid_zero3_tp2")), TINY + SMALL_WORLD
 ) | {
@@ -128,6 +118,10 @@ def _shell(line: str, folder: Path, python: Callable[[list[str], Path], None]) -
         pairs = zip(shorter[::2], shorter[1::2], strict=True)
         words += OVER_SEEDS[found]
         words += [word for key, value in pairs for word in ("--set", key.removeprefix("--"), value)]
+    elif any(word.startswith("experiments/grids/") for word in words):
+        words += ["--dry_run"]  # tests/grid/test_experiments.py runs them, smaller
+    elif "benchmarks/grid.py" in words:
+        return  # twelve processes; tests/benchmarks/test_grid.py checks what it makes of them
     elif "benchmarks/calibration.py" in words:
         words += ["--seeds", "3", "--experiments", "3", "--resamples", "9"]
     elif "benchmarks/memory.py" in words:
