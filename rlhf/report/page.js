@@ -39,7 +39,7 @@ function curve(chart, trace) {
       y: trace.y,
       name: plain(trace.name),
       type: "scatter",
-      mode: chart.across || trace.x.length < 25 ? "lines+markers" : "lines",
+      mode: trace.x.length < 25 || (chart.across && !chart.kind) ? "lines+markers" : "lines",
       // between two or three points nothing was measured: a faint line must not look like a trend
       line: { color: colour, width: trace.x.length < 4 ? 0.7 : 1.9, dash: dashes[trace.dash % 4] },
       marker: { size: trace.x.length < 4 ? 8 : 5 },
