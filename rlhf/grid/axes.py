@@ -33,6 +33,13 @@ class Axis(NamedTuple):
         return next(iter(self.choices))
 
 
+def labels(axes: Iterable[str]) -> dict[str, str]:
+    """Short names of axes: of a path the last word, where no other axis has the same."""
+    names = list(axes)
+    last = [name.rpartition(".")[2] for name in names]
+    return {name: short if last.count(short) == 1 else name for name, short in zip(names, last, strict=True)}
+
+
 def spelt(value: Any) -> str | None:
     """A plain value as the name of a choice, as one would write it in YAML; None for what has no short name."""
     if value is None or isinstance(value, bool):

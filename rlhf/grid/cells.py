@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rlhf.config import Override, load
 from rlhf.errors import ConfigError
 from rlhf.experiment import Experiment
-from rlhf.grid.axes import Axis, check_axes, holds, named
+from rlhf.grid.axes import Axis, check_axes, holds, labels, named
 from rlhf.grid.settings import Grid
 from rlhf.stages.cache import StageCache
 from rlhf.stages.feasible import infeasible
@@ -66,13 +66,6 @@ class Cell(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------- expansion
-
-
-def labels(axes: Iterable[str]) -> dict[str, str]:
-    """Short names of axes: of a path the last word, where no other axis has the same."""
-    names = list(axes)
-    last = [name.rpartition(".")[2] for name in names]
-    return {name: short if last.count(short) == 1 else name for name, short in zip(names, last, strict=True)}
 
 
 def _plain(text: str) -> str:

@@ -11,12 +11,15 @@ from typing import Any
 from rlhf.algorithms.ppo import PPO
 from rlhf.algorithms.selection import Best
 from rlhf.config import load
-from rlhf.grid.axes import Axis, read_axes
+from rlhf.grid.axes import Axis, labels, read_axes
 from rlhf.grid.executors.local import LocalPool
 from rlhf.grid.measures import At
 from rlhf.interfaces import Algorithm, Executor
 from rlhf.registry import did_you_mean
 from rlhf.yaml_files import read_yaml
+
+COLUMNS = ("cell", "variant", "seed", "metric", "remark")
+"""What tables of results have besides axes and metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,7 @@ class Grid:
             problems.append(f"output_dir: {occupied} is a file, so no folder can be made there; give another")
         for key in ("seeds", "seed_stages"):
             problems += _check_list(key, getattr(self, key))
+        problems += self._check_columns()
         for name, metric in self.metrics.items():
             if not metric.name:
                 problems.append(f"metrics.{name}.name: is empty; name a figure of metrics.jsonl")
@@ -114,6 +118,21 @@ class Grid:
                     f"metrics.{name}.by: is {metric.by!r}, but only at: best looks for a best evaluation, and at is "
                     f"{metric.at}; leave it out"
                 )
+        return problems
+
+    def _check_columns(self) -> list[str]:
+        """Problems of what has a column in the table of results."""
+        short = labels(self.axes)
+        named = {
+            **{f"axes.{axis}": short[axis] for axis in self.axes},
+            **{f"metrics.{name}": name for name in self.metrics},
+        }
+        taken = dict.fromkeys(COLUMNS, "is a column that every table of results has")
+        problems = []
+        for place, column in named.items():
+            if column in taken:
+                problems.append(f"{place}: {column!r} {taken[column]}; rename this one")
+            taken.setdefault(column, f"is the column of {place}, too")
         return problems
 
     def check_stages(self, stages: Mapping[str, Algorithm]) -> list[str]:

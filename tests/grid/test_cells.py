@@ -7,7 +7,8 @@ import pytest
 
 from rlhf.algorithms.grpo import GRPO
 from rlhf.errors import ConfigError
-from rlhf.grid.cells import baseline_name, cells, combinations, expand, labels
+from rlhf.grid.axes import labels
+from rlhf.grid.cells import baseline_name, cells, combinations, expand
 from rlhf.grid.settings import Grid, Metric
 from rlhf.yaml_files import parse
 

@@ -47,6 +47,15 @@ def test_a_misspelt_setting_is_refused_with_the_nearest(tmp_path):
         ({"name": "a/b"}, "name: is 'a/b'; must be a plain folder name"),
         ({"seeds": []}, "seeds: is empty; leave it out, or give at least one"),
         ({"seeds": [1, 2, 1]}, "seeds: 1 is given twice; name each once"),
+        (
+            {"axes": {"seed": {"a": {}}}},
+            "axes.seed: 'seed' is a column that every table of results has; rename this one",
+        ),
+        (
+            {"axes": {"gold": {"a": {}}}, "metrics": {"gold": Metric(name="loss")}},
+            "metrics.gold: 'gold' is the column of axes.gold, too; rename this one",
+        ),
+        ({"metrics": {"variant": Metric(name="loss")}}, "metrics.variant: 'variant' is a column that every table"),
         ({"seed_stages": []}, "seed_stages: is empty; leave it out, or give at least one"),
         ({"metrics": {"m": Metric(name="")}}, "metrics.m.name: is empty; name a figure of metrics.jsonl"),
         ({"metrics": {"m": Metric(name="x", by="y")}}, "metrics.m.by: is 'y', but only at: best looks for a best"),

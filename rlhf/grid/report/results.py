@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.grid.cells import Cell, baseline_choices, baseline_name, labels
+from rlhf.grid.axes import labels
+from rlhf.grid.cells import Cell, baseline_choices, baseline_name
 from rlhf.grid.measures import Reading, read
 from rlhf.grid.settings import Grid, Metric
 from rlhf.report.runs import RunRecord, StageRecord, read_run
