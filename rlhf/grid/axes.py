@@ -68,7 +68,7 @@ def read_axes(given: Mapping[str, Any], problems: list[str]) -> list[Axis]:
                         "{stages.ppo.score_clip: 5.0}, or {} for none"
                     )
                     continue
-                axis.choices[str(choice)] = dict(changes)
+                axis.choices[spelt(choice) or str(choice)] = dict(changes)
         if not entry:
             problems.append(f"{place}: has no choices; give two or more, or leave the axis out")
         if axis.choices:

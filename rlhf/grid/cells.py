@@ -153,6 +153,12 @@ def check_expansion(grid: Grid, variants: Sequence[Variant]) -> list[str]:
         for index, condition in enumerate(grid.exclude)
         if not any(holds(condition, choices, axes) for choices in every)
     ]
+    own = [{key for key, _, origin in variant.overrides if origin != "overrides"} for variant in variants]
+    problems += [
+        f"overrides.{key}: every cell sets it by an axis or a variant, so that it changes nothing; leave it out"
+        for key in grid.overrides
+        if own and all(key in changed for changed in own)
+    ]
     every_change = {(change.origin, change.key): None for variant in variants for change in variant.overrides}
     problems += [f"{origin}: {key} {OWN[key]}" for origin, key in every_change if key in OWN]
     folders: dict[str, str] = {}

@@ -23,6 +23,8 @@ Rows = Sequence[Mapping[str, Any]]
 Array = NDArray[np.float64]
 At = Literal["last", "best", "area", "equal_kl", "equal_tokens"]
 AVERAGE = "eval/ema/"
+EARLY = "between the start and the first evaluation after it, where nothing was measured: evaluate earlier"
+"""What is said of a figure that rests on a straight line from the start."""
 
 
 class Reading(NamedTuple):
@@ -197,8 +199,9 @@ def equal_kl(cells: Mapping[str, Rows], name: str, *, kl: str | None = None) -> 
     """The figure at the KL from the reference that all cells have reached.
 
     The level is the smallest, over the cells, of the largest KL of each. A cell's figure there is read between the two
-    evaluations at which its KL first reaches the level, on a straight line in KL. What has no KL does not lower the
-    level of the others; it is told.
+    evaluations at which its KL first reaches the level, on a straight line in √KL, against which scores rise about
+    evenly (arXiv:2210.10760). It rests on those two evaluations alone; between the start and the first one after it
+    nothing was measured, which is told. What has no KL does not lower the level of the others; it is told, too.
 
     Args:
         cells: Lines by cell, of those that are compared: one seed's.
@@ -215,8 +218,8 @@ def equal_kl(cells: Mapping[str, Rows], name: str, *, kl: str | None = None) -> 
     remark = _level_remark(f"{kl} {level:g}", reached, cells)
     for cell in reached:
         figure, distance = pairs[cell]
-        value = _first_crossing(distance.values, figure.values, level)
-        readings[cell] = Reading(value, remark)
+        value, at = _first_crossing(distance.values, figure.values, level)
+        readings[cell] = Reading(value, f"{remark}; {EARLY}" if at == 1 and level < distance.values[1] else remark)
         if math.isnan(value):
             start = f"{distance.values[0]:g} at {_when(distance, 0)}"
             readings[cell] = Reading(value, f"{remark}; it begins beyond that, {start}: evaluate earlier")
@@ -315,15 +318,17 @@ def _together(one: Curve, other: Curve) -> tuple[Curve, Curve]:
     return one.where(np.isin(one.steps, other.steps)), other.where(np.isin(other.steps, one.steps))
 
 
-def _first_crossing(distances: Array, values: Array, level: float) -> float:
-    """The value where the distance first reaches the level; NaN where it begins beyond it.
+def _first_crossing(distances: Array, values: Array, level: float) -> tuple[float, int]:
+    """The value where the distance first reaches the level, NaN where it begins beyond it; and i, the place after it.
 
-    With i the first place at or above the level:   y_{i−1} + (level − d_{i−1}) / (d_i − d_{i−1}) · (y_i − y_{i−1}).
+    With i the first place at or above the level and d the roots, those of estimates below 0 being 0:
+    y_{i−1} + (d − d_{i−1}) / (d_i − d_{i−1}) · (y_i − y_{i−1}).
     """
     at = int(np.argmax(distances >= level))
     if at == 0:
-        return float(values[0]) if distances[0] == level else math.nan
-    return float(np.interp(level, distances[at - 1 : at + 1], values[at - 1 : at + 1]))
+        return (float(values[0]) if distances[0] == level else math.nan), 0
+    roots = np.sqrt(np.maximum(distances[at - 1 : at + 1], 0.0))
+    return float(np.interp(math.sqrt(max(level, 0.0)), roots, values[at - 1 : at + 1])), at
 
 
 def _level_remark(level: str, reached: Mapping[str, float], cells: Mapping[str, Rows]) -> str:

@@ -161,9 +161,9 @@ def _is_spread(figure: str, known: Mapping[str, Any]) -> bool:
 def _deviation(figure: str, points: Mapping[str, Points]) -> float | None:
     """Of the first evaluation, as everywhere in the report; the average's are measured by the policy's."""
     for name in (figure.replace(AVERAGE, "eval/", 1), figure):
-        values = [point.value for point in points.get(f"{name}_std", ()) if point.value]
-        if values:
-            return values[0]
+        known = points.get(f"{name}_std", ())
+        if known and known[0].value:
+            return known[0].value
     return None
 
 

@@ -8,7 +8,7 @@ import pytest
 from rlhf.algorithms.grpo import GRPO
 from rlhf.errors import ConfigError
 from rlhf.grid.axes import labels
-from rlhf.grid.cells import baseline_name, cells, combinations, expand
+from rlhf.grid.cells import baseline_name, cells, check_expansion, combinations, expand
 from rlhf.grid.settings import Grid, Metric
 from rlhf.yaml_files import parse
 
@@ -230,3 +230,13 @@ def test_files_of_the_base_are_merged(base):
 
 def test_grids_of_the_tests_are_right(base):
     assert len(cells(dataclasses.replace(Grid(**{**parse(forked_cells.GRID), "executor": forked_cells.Forked()})))) == 8
+
+
+def test_what_every_choice_of_an_axis_sets_is_no_override():
+    one = grid(overrides={"stages.ppo.score_clip": 3.0, "stages.ppo.iterations": 2})
+    (problem,) = check_expansion(one, expand(one))
+    assert problem.startswith("overrides.stages.ppo.score_clip: every cell sets it by an axis or a variant")
+    some = grid(
+        axes={"clip": {"on": {"stages.ppo.score_clip": 1.0}, "as it is": {}}}, overrides={"stages.ppo.score_clip": 3.0}
+    )
+    assert check_expansion(some, expand(some)) == []

@@ -290,7 +290,7 @@ def test_what_failed_does_not_keep_the_rest_from_being_reported(folder, capsys):
     said, error = capsys.readouterr()
     assert "1 of 3 cells have no reward/score" in said and "report: runs/g/report.html" in said
     assert error.startswith("Error: 1 of 3 cells failed")
-    assert "clip=sad,coef=0.05,seed=1 failed: " in Path("runs/g/report.html").read_text()
+    assert "clip=sad,coef=0.05,seed=1 failed:<pre>Error: " in Path("runs/g/report.html").read_text()
 
 
 def test_a_missing_package_leaves_the_runs_whole(whole, folder, capsys, monkeypatch):

@@ -183,18 +183,25 @@ def test_no_area_over_tokens_that_are_not_known():
 
 
 def test_equal_kl_is_where_the_slowest_has_come():
-    fast = evaluations([0.0, 1.0, 3.0], kls=[0.0, 2.0, 6.0])
-    slow = evaluations([0.0, 2.0, 2.5], kls=[0.0, 3.0, 2.0])
+    fast = evaluations([0.0, 1.0, 3.0], kls=[0.0, 1.0, 9.0])
+    slow = evaluations([0.0, 2.0, 2.5], kls=[0.0, 4.0, 2.0])
     found = measures.equal_kl({"fast": fast, "slow": slow}, SCORE)
-    # the slow one reached 3, at its first iteration; the fast one is a quarter of the way from 2 to 6 there
+    # the slow one reached 4, at its first iteration; the fast one is there between √1 and √9, at √4: half the way
     assert found["slow"].value == 2.0
-    assert found["fast"].value == 1.0 + 0.25 * 2.0
-    assert found["fast"].remark == f"at {KL} 3, as far as slow came"
+    assert found["fast"].value == 1.0 + 0.5 * 2.0
+    assert found["fast"].remark == found["slow"].remark == f"at {KL} 4, as far as slow came"
+
+
+def test_equal_kl_says_what_rests_on_the_line_from_the_start():
+    cells = {"a": evaluations([0.0, 4.0], kls=[0.0, 4.0]), "b": evaluations([0.0, 7.0], kls=[0.0, 1.0])}
+    found = measures.equal_kl(cells, SCORE)
+    assert found["a"] == (2.0, f"at {KL} 1, as far as b came; {measures.EARLY}")
+    assert found["b"] == (7.0, f"at {KL} 1, as far as b came")
 
 
 def test_equal_kl_reads_the_first_crossing():
-    winding = evaluations([0.0, 4.0, 8.0, 100.0], kls=[0.0, 4.0, 1.0, 9.0])
-    other = evaluations([0.0, 7.0], kls=[0.0, 2.0])
+    winding = evaluations([0.0, 4.0, 8.0, 100.0], kls=[0.0, 4.0, 0.5, 9.0])
+    other = evaluations([0.0, 7.0], kls=[0.0, 1.0])
     assert measures.equal_kl({"a": winding, "b": other}, SCORE)["a"].value == 2.0
 
 
@@ -221,7 +228,7 @@ def test_equal_kl_leaves_out_what_has_none_and_says_so():
 
 def test_equal_kl_passes_over_what_is_no_number():
     gap = evaluations([0.0, 50.0, 2.0], kls=[0.0, None, 4.0])
-    assert measures.equal_kl({"a": gap, "b": evaluations([0.0, 1.0], kls=[0.0, 2.0])}, SCORE)["a"].value == 1.0
+    assert measures.equal_kl({"a": gap, "b": evaluations([0.0, 1.0], kls=[0.0, 1.0])}, SCORE)["a"].value == 1.0
 
 
 def test_the_kl_is_that_of_the_same_responses():

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
+from rlhf.grid.measures import EARLY
 from rlhf.grid.report.results import Results
 from rlhf.grid.statistics import words
 from rlhf.grid.statistics.comparisons import FEW, differences, per_variant
 from rlhf.grid.statistics.factorial import Factorial, effects
 from rlhf.grid.statistics.power import power
 from rlhf.grid.statistics.robust import interquartile_means, performance_profiles, probabilities_of_improvement
+from rlhf.registry import did_you_mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -127,9 +129,17 @@ def _few(results: Results) -> Iterator[str]:
     elif seeds < ENOUGH:
         yield f"{words.seeds(seeds)} are few: intervals are wide, and normality cannot be looked at; better {ENOUGH}"
     missing = table[table[main].isna()]
-    if len(missing):
+    if 0 < len(missing) < len(table):
         named = ", ".join(missing["cell"][:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         yield f"{len(missing)} of {len(table)} cells have no {main}, and the rest may flatter their variants: {named}"
+    for name, metric in results.metrics.items():
+        told: Any = results.remarks[results.remarks["metric"] == name]
+        if table[name].isna().all():
+            known = results.stage(next(iter(results.runs)), metric).names
+            yield f"{name}: no cell has a number. {told['remark'].iloc[-1]}.{did_you_mean(metric.name, known)}"
+        early = int(told["remark"].str.contains(EARLY, regex=False).sum())
+        if early:
+            yield f"{name}: {early} of {len(table)} cells are read {EARLY}"
 
 
 def claims(analysis: Analysis, metric: str) -> list[str]:

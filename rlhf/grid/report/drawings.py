@@ -68,8 +68,12 @@ class Drawing:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
+        """As JSON has it, which has no word for what is no number."""
+        found = asdict(self)
+        for line in found["traces"]:
+            for name in ("x", "y", "low", "high"):
+                line[name] = [value if math.isfinite(value) else None for value in line[name]]
+        return found
 
 
 class Cell(NamedTuple):
@@ -234,12 +238,14 @@ def _forests(results: Results, analysis: Analysis) -> list[Drawing]:
         rows: Any = analysis.differences
         if not len(rows):
             rows = analysis.means[analysis.means["metric"] == metric]
-            lines = [_interval(row.variant, 0, row.mean, row) for row in rows.itertuples()]
+            lines = [_interval(row.variant, 0, row.mean, row) for row in rows.itertuples() if row.n]
             lines += [_seeds(results, metric, variant, variant) for variant in results.variants]
             found.append(Drawing(_key("runs", metric), f"{metric}: mean and runs", "", metric, lines, "forest"))
             continue
         rows = rows[rows["metric"] == metric]
-        lines = [_interval(row.variant, colours[row.variant], row.difference, row) for row in rows.itertuples()]
+        lines = [
+            _interval(row.variant, colours[row.variant], row.difference, row) for row in rows.itertuples() if row.n
+        ]
         across = f"difference from {results.baseline}"
         found.append(Drawing(_key("differences", metric), f"{metric}: differences", "", across, lines, "forest"))
     return found

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.files import atomic_file
 from rlhf.grid.report.drawings import Drawing, Line
 
 COLOURS = ("#2f62c9", "#d4601a", "#14866a", "#8e44b8", "#c02f4f", "#7d6a1e", "#2b8fb3", "#616a7c")
@@ -38,7 +37,6 @@ def draw(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     for drawing in drawings:
@@ -51,8 +49,7 @@ def draw(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
             axes.set_xlabel(drawing.across)
             for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
                 path = folder / f"{drawing.key}.{kind}"
-                with atomic_file(path) as partial:
-                    figure.savefig(partial, format=kind, dpi=200, metadata=metadata)
+                figure.savefig(path, format=kind, dpi=200, metadata=metadata)
                 written.append(path)
     return written
 

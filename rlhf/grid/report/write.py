@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.files import atomic_text
+from rlhf.files import atomic_folder, atomic_text
 from rlhf.grid.cells import Cell
 from rlhf.grid.report.analysis import Analysis, analyse, claims
 from rlhf.grid.report.beside import cost
@@ -16,7 +16,7 @@ from rlhf.grid.report.figures import draw
 from rlhf.grid.report.page import render
 from rlhf.grid.report.results import Results, collect
 from rlhf.grid.settings import Grid
-from rlhf.grid.statistics.words import with_interval
+from rlhf.grid.statistics import words
 from rlhf.report.curves import FRONTIER
 from rlhf.report.frame import MissingPackage
 
@@ -32,7 +32,7 @@ FIGURES = "figures"
 def write_report(
     grid: Grid, cells: Sequence[Cell], done: Collection[str], errors: Mapping[str, str]
 ) -> tuple[Path, list[str]]:
-    """Writes all of it; what there is already is replaced, a file at a time.
+    """Writes all of it, in place of what there is already.
 
     Of the same finished cells the same tables and figures come, byte for byte; what depends on time is in
     ``tables/cost_*.csv`` and on the page.
@@ -57,14 +57,16 @@ def write_report(
     figures = drawings(results, analysis)
     page = render(grid, cells, results, analysis, figures, spent, errors)
     home = grid.directory
-    tables = home / TABLES
-    tables.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
     named = analysis.tables() | {"cost_stages": spent.stages, "cost_variants": spent.variants}
-    for name, table in {**named, **({"remarks": results.remarks} if len(results.remarks) else {})}.items():
-        atomic_text(tables / f"{name}.csv", table.to_csv(index=False))
-    for name, text in latex(results, analysis).items():
-        atomic_text(tables / f"{name}.tex", text)
-    draw([drawing for group in (COMPARED, FRONTIER) for drawing in figures.get(group, [])], home / FIGURES)
+    named |= {"remarks": results.remarks} if len(results.remarks) else {}
+    with atomic_folder(home / TABLES) as folder:  # as a whole, so that none of former metrics stays
+        for name, table in named.items():
+            (folder / f"{name}.csv").write_text(table.to_csv(index=False), encoding="utf-8")
+        for name, text in latex(results, analysis).items():
+            (folder / f"{name}.tex").write_text(text, encoding="utf-8")
+    with atomic_folder(home / FIGURES) as folder:
+        draw([drawing for group in (COMPARED, FRONTIER) for drawing in figures.get(group, [])], folder)
     atomic_text(home / PAGE, page)
     atomic_text(home / RESULTS, results.table.to_csv(index=False))  # last: where it is, the rest is
     main = next(iter(results.metrics))
@@ -84,9 +86,11 @@ def check_installed() -> None:
 
 def latex(results: Results, analysis: Analysis) -> dict[str, str]:
     """The two tables of a paper, in booktabs: means with intervals, and differences."""
-    found = {"means": _latex(_means(results, analysis), "Mean over seeds, with a 95\\% Student-t interval.")}
+    seeds = words.seeds(results.table["seed"].nunique())
+    found = {"means": _latex(_means(results, analysis), f"Mean over {seeds}, with a 95\\% Student-t interval.")}
     if len(analysis.differences):
-        told = f"Difference from {_escaped(results.baseline)}, paired by seed, with a 95\\% interval; $p$ by Holm."
+        base = _escaped(results.baseline)
+        told = f"Difference from {base}, paired by seed ({seeds}), with a 95\\% interval; $p$ by Holm."
         found["differences"] = _latex(_differences(results, analysis), told)
     return found
 
@@ -97,7 +101,7 @@ def _means(results: Results, analysis: Analysis) -> DataFrame:
     row: Any
     cells: dict[str, dict[str, str]] = {variant: {} for variant in results.variants}
     for row in analysis.means.itertuples():
-        cells[row.variant][row.metric] = with_interval(row.mean, row.low, row.high)
+        cells[row.variant][row.metric] = words.with_interval(row.mean, row.low, row.high)
     return DataFrame([{"variant": variant, **cells[variant]} for variant in results.variants])
 
 
@@ -107,7 +111,7 @@ def _differences(results: Results, analysis: Analysis) -> DataFrame:
     row: Any
     cells: dict[str, dict[str, str]] = {variant: {} for variant in results.variants if variant != results.baseline}
     for row in analysis.differences.itertuples():
-        text = with_interval(row.difference, row.low, row.high)
+        text = words.with_interval(row.difference, row.low, row.high)
         corrected = "" if row.p_holm != row.p_holm else f" ({'< 0.001' if row.p_holm < 0.001 else f'{row.p_holm:.2g}'})"
         cells[row.variant][row.metric] = text + corrected
     return DataFrame([{"variant": variant, **own} for variant, own in cells.items()])

@@ -80,7 +80,7 @@ def family(differences: DataFrame, *, confidence: float = 0.95) -> str:
             shown.append(f"{row.variant} is {'higher' if row.difference > 0 else 'lower'} than {row.baseline}{where}")
     comparisons = "1 comparison" if total == 1 else f"{total} comparisons"
     level = f"{100 * (1 - confidence):g}%"
-    head = f"{comparisons}, corrected by Holm: at most {level} risk that any difference called real is none. "
+    head = f"{comparisons}, corrected by Holm: the risk that even one difference shown is chance is at most {level}. "
     body = f"Differences shown: {'; '.join(shown)}." if shown else "No difference is shown."
     rest = tested - len(shown)
     if rest:

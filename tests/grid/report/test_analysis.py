@@ -77,3 +77,21 @@ def test_enough_seeds_are_not(tmp_path):
 def test_claims_say_the_family_first(tmp_path):
     head, *rest = claims(analysed(tmp_path), "gold")
     assert head.startswith("1 comparison, corrected by Holm") and rest[0].startswith("clip=off − clip=on = 0.55 [")
+
+
+def test_a_metric_that_no_cell_has_is_told_with_the_nearest(tmp_path):
+    metrics = {"gold": Metric(name="eval/gold_score"), "kl": Metric(name="kl/sequenc")}
+    grid, cells = finished.whole(tmp_path, metrics=metrics)
+    for cell in cells:
+        path = cell.experiment.directory / "ppo/metrics.jsonl"
+        path.write_text(path.read_text() + '{"step": 9, "iteration": 9, "kl/sequence": 1.0}\n')
+    remarks = analyse(collect(grid, cells, [cell.name for cell in cells])).remarks
+    assert remarks[-1] == "kl: no cell has a number. no line has kl/sequenc. Did you mean kl/sequence?"
+
+
+def test_how_many_cells_rest_on_the_line_from_the_start_is_told(tmp_path):
+    metrics = {"gold": Metric(name="eval/gold_score", at="equal_kl")}
+    grid, cells = finished.whole(tmp_path, metrics=metrics)
+    finished.finish(cells[0], {"eval/gold_score": 0.0, "eval/kl": 0.0}, {"eval/gold_score": 1.0, "eval/kl": 1.0})
+    remarks = analyse(collect(grid, cells, [cell.name for cell in cells])).remarks
+    assert remarks[-1].startswith("gold: 1 of 6 cells are read between the start and the first evaluation after it")

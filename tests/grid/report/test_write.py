@@ -74,6 +74,16 @@ def test_the_same_cells_give_the_same_bytes(tmp_path):
     assert timeless(grid.directory) == first and len(first) > 12
 
 
+def test_nothing_stays_of_former_metrics(tmp_path):
+    grid, cells = finished.whole(tmp_path, metrics={"old": Metric(name="reward/nothing")})
+    report(grid, cells)
+    tables = grid.directory / "tables"
+    assert (tables / "remarks.csv").exists() and (grid.directory / "figures/differences_old.png").exists()
+    grid, cells = finished.whole(tmp_path)
+    report(grid, cells)
+    assert not (tables / "remarks.csv").exists() and not (grid.directory / "figures/differences_old.png").exists()
+
+
 def test_latex_can_be_set(tmp_path, undrawn):
     axes = {"clip": {"a_b": {"stages.ppo.score_clip": 1.0}, "50%": {"stages.ppo.score_clip": None}}}
     gold = {"clip=a_b": finished.GOLD["clip=on"], "clip=50%": finished.GOLD["clip=off"]}
@@ -93,7 +103,7 @@ def test_why_a_number_is_missing_is_written(tmp_path, undrawn):
     remarks = read_csv(grid.directory / "tables/remarks.csv").set_index("cell")["remark"]
     assert remarks["clip=off,seed=2"] == "not finished" and "not a number at iteration 1" in remarks["clip=on,seed=1"]
     page = (grid.directory / "report.html").read_text()
-    assert "clip=off,seed=2 failed: Error: no memory" in page and "2 of 6 cells have no gold" in page
+    assert "clip=off,seed=2 failed:<pre>Error: no memory</pre>" in page and "2 of 6 cells have no gold" in page
 
 
 def test_the_page_has_what_a_reader_looks_for(written):
@@ -110,10 +120,13 @@ def test_the_page_has_what_a_reader_looks_for(written):
     assert [link for link in links if not (grid.directory / unquote(link)).exists()] == ["grid.yaml"]  # the command's
 
 
-def test_data_of_the_page_is_json(tmp_path, undrawn):
-    grid, cells = finished.whole(tmp_path)
+@pytest.mark.parametrize("gone", ["a value", "a variant", "a metric"])
+def test_data_of_the_page_is_json(tmp_path, undrawn, gone):
+    metrics = {"gold": Metric(name="eval/gold_score"), "none": Metric(name="reward/nothing")}
+    grid, cells = finished.whole(tmp_path, metrics=metrics if gone == "a metric" else {"gold": metrics["gold"]})
     finished.finish(cells[0], {"eval/gold_score": 0.0}, {"eval/gold_score": None})
-    page = report(grid, cells)[0].read_text()
+    without = [cell.name for cell in cells if gone == "a variant" and cell.variant == "clip=off"]
+    page = report(grid, cells, without=without)[0].read_text()
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
 
     def refuse(name):

@@ -61,11 +61,13 @@ def test_a_difference_of_which_little_is_known():
 
 def test_a_family():
     assert words.family(differences(THREE, "gold", "A")) == (
-        "2 comparisons, corrected by Holm: at most 5% risk that any difference called real is none. Differences shown: "
-        "C is higher than A. The other 1 may be there or not: these seeds cannot tell."
+        "2 comparisons, corrected by Holm: the risk that even one difference shown is chance is at most 5%. "
+        "Differences shown: C is higher than A. The other 1 may be there or not: these seeds cannot tell."
     )
     one = words.family(differences(THREE, "gold", "C", variants=["A"], confidence=0.99), confidence=0.99)
-    assert one.startswith("1 comparison, corrected by Holm: at most 1% risk")
+    assert one.startswith(
+        "1 comparison, corrected by Holm: the risk that even one difference shown is chance is at most 1%."
+    )
     assert "No difference is shown. That is no evidence that there is none" in one
     several = differences(THREE.assign(x=THREE["gold"]), ["gold", "x"], "C", confidence=0.9)
     assert "A is lower than C in gold" in words.family(several)
