@@ -127,7 +127,7 @@ class Grid:
             **{f"axes.{axis}": short[axis] for axis in self.axes},
             **{f"metrics.{name}": name for name in self.metrics},
         }
-        taken = dict.fromkeys(COLUMNS, "is a column that every table of results has")
+        taken: dict[str, str] = dict.fromkeys(COLUMNS, "is a column that every table of results has")
         problems = []
         for place, column in named.items():
             if column in taken:
