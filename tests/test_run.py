@@ -9,7 +9,7 @@ import pytest
 from rlhf.algorithms.kl import Adaptive
 from rlhf.errors import UserError
 from rlhf.experiment import Experiment
-from rlhf.report.page import MissingPackage
+from rlhf.report.frame import MissingPackage
 from rlhf.run import main
 from rlhf.types import Tally
 from rlhf.yaml_files import parse
