@@ -4,26 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import executor_jobs
 import pytest
+from executor_jobs import until
 
 from rlhf.errors import UserError
 from rlhf.grid.executors.local import LocalPool
 from rlhf.grid.executors.process import THREADS
 from rlhf.interfaces import Job
-
-SECONDS = 60
-"""For a Python to start, on a busy machine."""
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
 
 
 def job(folder, code, name="a"):
@@ -31,14 +21,7 @@ def job(folder, code, name="a"):
 
 
 def ended(pool, count=1):
-    found = []
-
-    def enough():
-        found.extend(pool.ended())
-        return len(found) >= count
-
-    until(enough)
-    return {one.name: one.code for one in found}
+    return {name: one.code for name, one in executor_jobs.ended(pool, count).items()}
 
 
 def alive(pid):
