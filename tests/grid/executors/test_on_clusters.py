@@ -9,8 +9,8 @@ from pathlib import Path
 
 import forked_cells
 import pytest
-import tiny_runs
 from executor_jobs import SECONDS, until
+from grid_runs import Process, figures
 
 from rlhf.grid.__main__ import main
 from rlhf.grid.executors import ray as ray_executor, slurm as slurm_executor
@@ -53,13 +53,6 @@ def prepare(folder, executor, base=BASE):
     (folder / "grid.yaml").write_text(GRID + executor)
 
 
-def figures(folder=Path()):
-    return {
-        f"{path.parts[-3]}/{path.parts[-2]}": tiny_runs.metrics(path.parent)
-        for path in sorted((folder / "runs/g").glob("*/*/metrics.jsonl"))
-    }
-
-
 @pytest.fixture(scope="module")
 def pooled(tmp_path_factory):
     """The figures of a pool of processes of this machine."""
@@ -73,17 +66,6 @@ def pooled(tmp_path_factory):
     found = figures(folder)
     assert len(found) == 8
     return found
-
-
-class Process:
-    """A grid in a process of its own."""
-
-    def __init__(self, folder):
-        self.said = folder / f"said-{time.monotonic_ns()}.txt"
-        self.pid = forked_cells.fork(lambda: main(["--config", "grid.yaml"]), self.said)
-
-    def wait(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def record(cell):
