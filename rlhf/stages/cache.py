@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +164,19 @@ class StageCache:
     def remark(self) -> str:
         """Where it is and how large, for the log."""
         assert self.root is not None
-        sizes = [path.stat().st_size for path in self.root.rglob("*") if path.is_file() and not path.is_symlink()]
-        stages = sum(1 for path in self.root.glob(f"*/{INDEX}"))
+        stages = [path.parent for path in self.root.glob(f"*/{INDEX}")]
+        size = sum(_size(folder) for folder in stages)
         return (
-            f"finished stages are kept for other runs in {self.root} ({stages}, {sum(sizes) / 1e6:.1f} MB, hard links "
+            f"finished stages are kept for other runs in {self.root} ({len(stages)}, {size / 1e6:.1f} MB, hard links "
             "to the runs where that can be); delete what you like"
         )
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files below a folder, of those that are there to the end: another run may replace it meanwhile."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return size

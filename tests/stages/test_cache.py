@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -180,3 +181,25 @@ def test_what_is_kept_is_seen_without_being_read(tmp_path):
     assert not cache.has("ppo", KEY) and not cache.has("ppo", None) and not StageCache(None).has("ppo", KEY)
     cache.keep("ppo", KEY, finished(tmp_path / "run"))
     assert cache.has("ppo", KEY) and not cache.has("sft", KEY)
+
+
+def test_its_size_is_told_while_others_write(cache, tmp_path):
+    cache.keep("sft", KEY, finished(tmp_path / "a"))
+    told, over = cache.remark(), threading.Event()
+    source = finished(tmp_path / "b")
+
+    def others():
+        number = 0
+        while not over.is_set():
+            number += 1
+            cache.keep("other", str(number), source)
+            shutil.rmtree(cache.root / f"other-{number}")
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        assert "(1, 1.8 MB," in told and all("MB, hard links" in cache.remark() for _ in range(100))
+    finally:
+        over.set()
+        thread.join()
+    assert cache.remark() == told
