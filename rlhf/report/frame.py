@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
@@ -30,11 +31,11 @@ def environment(package: str, *filters: Callable[..., Any]) -> Environment:
     Raises:
         MissingPackage: a package that draws pages is not installed.
     """
-    try:
-        import plotly as _  # noqa: F401
-        from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise _missing(error) from None
+    for name in ("jinja2", "plotly"):
+        if find_spec(name) is None:
+            raise MissingPackage(f"report: not written, the package {name} is missing; pip install 'rlhf[report]'")
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
     loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("rlhf.report", ".")])
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters |= {function.__name__: function for function in filters}
@@ -60,8 +61,3 @@ def frame(data: Mapping[str, Any]) -> dict[str, Any]:
         "plotly": base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode(),
         "nonce": secrets.token_urlsafe(16),
     }
-
-
-def _missing(error: ImportError) -> MissingPackage:
-    name = str(error.name).partition(".")[0]
-    return MissingPackage(f"report: not written, the package {name} is missing; pip install 'rlhf[report]'")

@@ -12,6 +12,7 @@ from run_folders import NASTY, config, curve, evaluation, sampled, simple, stage
 from rlhf.algorithms.ppo import Evaluation
 from rlhf.errors import UserError
 from rlhf.experiment import Experiment
+from rlhf.report import frame
 from rlhf.report.frame import MissingPackage
 from rlhf.report.page import duration, write_report
 from rlhf.report.runs import read_run
@@ -269,8 +270,8 @@ def test_figures_that_are_no_numbers_leave_valid_json(tmp_path):
 
 
 def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "plotly", None)
-    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    find = frame.find_spec
+    monkeypatch.setattr(frame, "find_spec", lambda name: None if name == "plotly" else find(name))
     with pytest.raises(MissingPackage, match=r"the package plotly is missing; pip install 'rlhf\[report\]'"):
         write_report([simple(tmp_path / "toy")])
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlhf.grid.measures import Rows, curve
 from rlhf.grid.report.analysis import Analysis
 from rlhf.grid.report.results import Results
 from rlhf.grid.statistics.curves import over_seeds
 from rlhf.report.curves import FRONTIER, Chart, charts, frontiers
-
-if TYPE_CHECKING:
-    pass
 
 COMPARED = "What is compared"
 COSTS = "Speed and memory"

@@ -9,6 +9,13 @@ import slurm_cluster
 sys.path.insert(0, str(Path(__file__).parent))  # for executor_jobs.py
 
 
+@pytest.fixture
+def shorter_waits(monkeypatch):
+    """An executor that looks for the ends of its jobs more often than a cluster is to be asked."""
+    for name, seconds in {"LOOK": 0.05, "LIST": 0.3, "LIST_STOPPING": 0.3, "PATIENCE": 2.0}.items():
+        monkeypatch.setattr(f"rlhf.grid.executors.slurm.{name}", seconds)
+
+
 @pytest.fixture(scope="session")
 def slurm():
     """A cluster of one node, of two CPUs, which the commands of this process speak to."""
