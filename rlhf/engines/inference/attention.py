@@ -48,11 +48,10 @@ class Step:
         blocks = [table[at // cache.block] for table, at in zip(tables, places, strict=True)]
         self.positions, owned = torch.tensor([places, blocks], device=device)
         heads = torch.arange(cache.shape[0], device=device)
-        self._slots = (
-            ((owned.unsqueeze(1) * cache.shape[0] + heads) * cache.block)
-            .add_((self.positions % cache.block).unsqueeze(1))
-            .flatten()
+        keys = ((owned.unsqueeze(1) * cache.shape[0] + heads) * cache.block).add_(
+            (self.positions % cache.block).unsqueeze(1)
         )
+        self._slots = torch.cat([keys, keys + cache.blocks * cache.shape[0] * cache.block], dim=1).flatten()
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + count)
@@ -66,9 +65,9 @@ class Step:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Puts the [N, key-value heads, width of a head] of the new tokens in their places."""
-        for stored, new in zip(self.cache.layer(layer), (keys, values), strict=True):
-            width = new.shape[-1]
-            stored.view(-1, width).index_copy_(0, self._slots, new.reshape(-1, width))
+        width = keys.shape[-1]
+        new = torch.cat([keys, values], dim=1).view(-1, width)
+        self.cache.storage[layer].view(-1, width).index_copy_(0, self._slots, new)
 
 
 def _alike(counts: Sequence[int], ends: Sequence[int]) -> Iterator[list[int]]:
@@ -82,45 +81,74 @@ def _alike(counts: Sequence[int], ends: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-class Singles:
-    """S rows with one new token each, and where their blocks are.
+class Layout:
+    """Where the blocks of S rows with one new token each are; the same until blocks change hands.
 
     Attributes:
-        tokens: [S] int64, their places among the new tokens.
         table: [S, blocks] int64.
         blocks: The same, flattened.
         own: [S, 1, blocks] float32, 1 for the blocks of a row, 0 where the table repeats its last.
         query_of_block: [used blocks] int64, which of the S rows; that of no row: 0.
-        place_of_block: [used blocks] int64, in the flattened table; that of no row: 0.
+    """
+
+    def __init__(self, cache: KVCache, rows: Sequence[int]) -> None:
+        device = cache.storage.device
+        self.table = _table(cache, rows)
+        self.blocks = self.table.flatten()
+        number = torch.full((max(cache.lengths) + 2,), len(rows), device=device)  # the last entry is of free blocks
+        number[list(rows)] = torch.arange(len(rows), device=device)
+        row_of_block = number[cache.owner[: cache.used]]
+        self._theirs = row_of_block < len(rows)
+        self.query_of_block = row_of_block.where(self._theirs, 0)
+        self._ordinal = cache.ordinal[: cache.used].where(self._theirs, 0)
+        counts = torch.tensor([len(cache.tables[row]) for row in rows], device=device)
+        self.own = (torch.arange(self.table.shape[1], device=device) < counts.unsqueeze(1)).float().unsqueeze(1)
+        self._orders: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def of(cls, cache: KVCache, rows: Sequence[int]) -> Layout:
+        """That of the last call, where blocks lie as they did."""
+        key = tuple(rows)
+        if key not in cache.read:
+            cache.read[key] = cls(cache, rows)
+        return cache.read[key]
+
+    def orders(self, heads: int) -> tuple[Tensor, Tensor]:
+        """[S · heads · blocks] and [used blocks · heads] int64: what to pick to go from scores, by block and head, to
+        scores by row, head and block, and what to go back; for a block of no row something that is there.
+        """
+        if heads not in self._orders:
+            head = torch.arange(heads, device=self.table.device)
+            by_row = self.table.unsqueeze(1) * heads + head.unsqueeze(1)
+            by_block = (self.query_of_block.unsqueeze(1) * heads + head) * self.table.shape[1]
+            self._orders[heads] = by_row.flatten(), (by_block + self._ordinal.unsqueeze(1)).flatten()
+        return self._orders[heads]
+
+
+class Singles:
+    """S rows with one new token each.
+
+    Attributes:
+        tokens: [S] int64, their places among the new tokens.
+        layout: Where their blocks are.
     """
 
     def __init__(self, cache: KVCache, rows: list[int], tokens: list[int]) -> None:
         device = cache.storage.device
-        self.block = cache.block
         self.tokens = torch.tensor(tokens, device=device)
-        self.table = _table(cache, rows)
-        self.blocks = self.table.flatten()
+        self.layout = Layout.of(cache, rows)
+        self._places = torch.arange(self.layout.table.shape[1] * cache.block, device=device)
         self._lengths = torch.tensor([cache.lengths[row] for row in rows], device=device).unsqueeze(1)
-        number = torch.full((max(cache.lengths) + 2,), len(rows), device=device)  # the last entry is of free blocks
-        number[rows] = torch.arange(len(rows), device=device)
-        row_of_block = number[cache.owner[: cache.used]]
-        theirs = row_of_block < len(rows)
-        self.query_of_block = row_of_block.where(theirs, 0)
-        place = row_of_block * self.table.shape[1] + cache.ordinal[: cache.used]
-        self.place_of_block = place.where(theirs, 0)
-        counts = torch.tensor([len(cache.tables[row]) for row in rows], device=device)
-        self.own = (torch.arange(self.table.shape[1], device=device) < counts.unsqueeze(1)).float().unsqueeze(1)
-        self._hidden: dict[int | None, Tensor] = {}
+        self._unseen: dict[int | None, Tensor] = {}
 
-    def hidden(self, window: int | None) -> Tensor:
-        """[S, 1, places] bool: places among the scores of a row that its token does not see."""
-        if window not in self._hidden:
-            places = torch.arange(self.table.shape[1] * self.block, device=self.table.device)
-            unseen = places >= self._lengths
+    def unseen(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[S, 1, places], −∞ for places among the scores of a row that its token does not see, 0 for the others."""
+        if window not in self._unseen:
+            hidden = self._places >= self._lengths
             if window is not None:
-                unseen |= places < self._lengths - window
-            self._hidden[window] = unseen.unsqueeze(1)
-        return self._hidden[window]
+                hidden |= self._places < self._lengths - window
+            self._unseen[window] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -math.inf).unsqueeze(1)
+        return self._unseen[window]
 
 
 @dataclass
@@ -190,19 +218,18 @@ def _attend_singles(
     attention: Attention, singles: Singles, queries: Tensor, keys: Tensor, values: Tensor, used: int
 ) -> Tensor:
     """[S, heads · width of a head] from the queries [S, heads, width of a head] and the layer's blocks."""
-    keys, values = keys[:used], values[:used]
+    keys, values, layout = keys[:used], values[:used], singles.layout
     _, groups, block, width = keys.shape
-    rows, blocks = singles.table.shape
-    each = queries.reshape(rows, -1).index_select(0, singles.query_of_block).view(used * groups, -1, width)
+    rows, blocks = layout.table.shape
+    by_row, by_block = layout.orders(queries.shape[1])
+    each = queries.index_select(0, layout.query_of_block).view(used * groups, -1, width)
     scores = torch.baddbmm(each.new_zeros(()), each, keys.flatten(0, 1).mT, beta=0, alpha=attention.scale)
-    scores = scores.view(used, -1).index_select(0, singles.blocks)
-    scores = scores.view(rows, blocks, -1, block).transpose(1, 2).flatten(2)  # row, head, block and place
-    weights = _weights(attention, scores, singles.hidden(attention.window))
-    weights = weights.view(rows, -1, blocks, block).transpose(1, 2).reshape(rows * blocks, -1)
-    weights = weights.index_select(0, singles.place_of_block).view(used * groups, -1, block)
-    read = torch.bmm(weights, values.flatten(0, 1)).view(used, -1).index_select(0, singles.blocks)
+    scores = scores.view(-1, block).index_select(0, by_row).view(rows, -1, blocks * block)
+    weights = _weights(attention, scores, singles.unseen(attention.window, scores.dtype))
+    weights = weights.view(-1, block).index_select(0, by_block).view(used * groups, -1, block)
+    read = torch.bmm(weights, values.flatten(0, 1)).view(used, -1).index_select(0, layout.blocks)
     # Sums over a row's blocks are fp32, and see no other row's: what a row left may not even be finite.
-    found = torch.bmm(singles.own, read.view(rows, blocks, -1).float())
+    found = torch.bmm(layout.own, read.view(rows, blocks, -1).float())
     return found.squeeze(1).to(queries.dtype)
 
 
@@ -224,13 +251,20 @@ def _attend_group(attention: Attention, group: Group, queries: Tensor, keys: Ten
         scores = torch.baddbmm(
             queries.new_zeros(()), grouped, keys.flatten(0, 1).mT, beta=0, alpha=attention.scale
         ).view(*queries.shape[:3], -1)
-        weights = _weights(attention, scores, ~seen).view(*grouped.shape[:2], -1)
+        unseen = torch.zeros_like(seen, dtype=scores.dtype).masked_fill_(~seen, -math.inf)
+        weights = _weights(attention, scores, unseen).view(*grouped.shape[:2], -1)
         read = torch.bmm(weights, values.flatten(0, 1)).view_as(queries)
     return rearrange(read, "row head token width -> row token (head width)")
 
 
-def _weights(attention: Attention, scores: Tensor, hidden: Tensor) -> Tensor:
-    """Softmax over the last dimension, in fp32, in the dtype of the scores."""
+def _weights(attention: Attention, scores: Tensor, unseen: Tensor) -> Tensor:
+    """Softmax over the last dimension, in fp32, in the dtype of the scores, which are written over.
+
+    Args:
+        attention: Of the layer.
+        scores: Before its soft cap.
+        unseen: Added to them: −∞ for what is not seen.
+    """
     if attention.softcap is not None:
         scores = torch.tanh(scores / attention.softcap) * attention.softcap
-    return scores.masked_fill(hidden, -math.inf).softmax(-1, dtype=torch.float32).to(scores.dtype)
+    return scores.add_(unseen).softmax(-1, dtype=torch.float32).to(scores.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class KVCache:
         owner: [blocks] int64, the row of each block; −1: free.
         ordinal: [blocks] int64, which of its row's blocks it is.
         used: Every block from this one on is free.
+        read: What its readers have worked out of where the blocks of some rows lie; emptied when that changes.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class KVCache:
         self.lengths: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
         self.used = 0
+        self.read: dict[tuple[int, ...], Any] = {}
         self._touched = 0
         self._free = list(range(blocks))
         self.owner = torch.full((blocks,), -1, device=device)
@@ -142,6 +145,7 @@ class KVCache:
                 table.append(given[-1])
         if not given:
             return
+        self.read.clear()
         device = self.owner.device
         self.owner[given], self.ordinal[given] = (torch.tensor(values, device=device) for values in (owners, ordinals))
         if worn := [block for block in given if block < self._touched]:  # what a row left may not even be finite
@@ -170,6 +174,7 @@ class KVCache:
         blocks = self.tables.pop(row)
         if not blocks:
             return
+        self.read.clear()
         self.owner[blocks] = -1
         for block in blocks:
             heapq.heappush(self._free, block)
@@ -189,6 +194,7 @@ class KVCache:
         held = sorted(block for table in self.tables.values() for block in table)
         if blocks < len(held):
             raise CacheFull(f"{len(held)} blocks are in use, {blocks} are asked for")
+        self.read.clear()
         moved = {old: new for new, old in enumerate(held)}
         if blocks == self.blocks:
             for old, new in moved.items():  # ascending, and new ≤ old: nothing is overwritten before it has moved

@@ -124,7 +124,10 @@ class Responses:
     def __init__(self, request: Request, vocab_size: int, device: torch.device) -> None:
         self.request, self.device = request, device
         sampling, count = request.sampling, len(request)
-        self._counters = torch.tensor(list(request.counters), dtype=torch.int64, device=device)
+        counters = torch.tensor(list(request.counters), dtype=torch.int64, device=device)
+        self._uniforms = uniform(
+            request.seed, counters.unsqueeze(1), torch.arange(sampling.max_new_tokens, device=device)
+        )
         never = request._never(vocab_size)
         self._stops = request._stops(vocab_size).to(device)
         self._never = None if never is None else never.to(device)
@@ -154,9 +157,8 @@ class Responses:
             [R] int64 ids, and [R] bool whether the response is complete with it: it has ended, or is as long as may be.
         """
         sampling = self.request.sampling
-        uniforms = uniform(self.request.seed, self._counters[rows], at)
         seen = None if self._seen is None else self._seen[rows]
-        drawn = draw(logits, uniforms, sampling, forbidden=self._forbidden(at), seen=seen)
+        drawn = draw(logits, self._uniforms[rows, at], sampling, forbidden=self._forbidden(at), seen=seen)
         self.ids[rows, at] = drawn.ids
         self.rollout_logprobs[rows, at] = drawn.rollout_logprobs
         self.behaviour_logprobs[rows, at] = drawn.behaviour_logprobs

@@ -42,6 +42,12 @@ def check(cache: KVCache) -> None:
     assert (cache.owner >= 0).sum() == len(held)
 
 
+def layout(cache: KVCache) -> tuple[object, ...]:
+    """Where blocks lie."""
+    tables = {row: list(table) for row, table in cache.tables.items() if table}
+    return tables, cache.owner.tolist(), cache.ordinal[cache.owner >= 0].tolist(), cache.used
+
+
 ACTIONS = st.lists(st.tuples(st.sampled_from(["open", "grow", "close", "compact", "resize"]), st.integers(0, 20)))
 
 
@@ -53,6 +59,7 @@ def test_rows_keep_what_they_hold_whatever_comes_and_goes(actions) -> None:
     for action, number in actions:
         rows = sorted(cache.lengths)
         row = rows[number % len(rows)] if rows else None
+        laid = cache.read[()] = layout(cache)
         if action == "open":
             assert cache.lengths[cache.open()] == 0
         elif action == "compact":
@@ -78,6 +85,7 @@ def test_rows_keep_what_they_hold_whatever_comes_and_goes(actions) -> None:
             write(cache, row, start)
             kept[row] = cache.lengths[row]
         check(cache)
+        assert layout(cache) == laid or not cache.read
         for held, length in kept.items():
             assert read(cache, held) == [held * 100 + position for position in range(length)]
 

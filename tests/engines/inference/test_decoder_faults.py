@@ -122,7 +122,8 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Plant]] = {
     "tanh for exact gelu": ("gpt_neox", {}, layers(mlp_activation="gelu_new")),
     "causal mask": ("gemma2", {}, patched(
         attention.Group, "seen", lambda f: lambda self, w, b: f(self, w, b).roll(1, -1))),
-    "last token": ("llama", {}, patched(attention.Singles, "hidden", lambda f: lambda self, w: f(self, w).roll(1, -1))),
+    "last token": ("llama", {}, patched(
+        attention.Singles, "unseen", lambda f: lambda self, w, d: f(self, w, d).roll(1, -1))),
     "blocks of another row": ("llama", {}, patched(
         cache.KVCache, "layer", lambda f: lambda self, i: tuple(x.roll(1, 0) for x in f(self, i)))),
 }  # fmt: skip
