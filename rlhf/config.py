@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from jsonargparse import ArgumentError
 
 from rlhf.errors import ConfigError
-from rlhf.registry import load_components
+from rlhf.registry import did_you_mean, load_components
 from rlhf.schema import to_plain
 from rlhf.tree import COMMAND_LINE, Checker, Merger, Node, construct, make, refusals
 from rlhf.yaml_files import read_yaml, write
@@ -22,8 +22,12 @@ from rlhf.yaml_files import read_yaml, write
 T = TypeVar("T")
 
 
-def split_overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
+def split_overrides(arguments: Sequence[str], options: Iterable[str] = ()) -> list[tuple[str, str]]:
     """Pairs of key and value from ``--a.b value`` and ``--a.b=value``.
+
+    Args:
+        arguments: Those that the command has left.
+        options: Its own ones, one of which may be meant.
 
     Raises:
         ConfigError: something is no such pair.
@@ -36,7 +40,8 @@ def split_overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
             raise ConfigError(f"{COMMAND_LINE}: '{word}' is no setting; write --key value, such as --seed 2")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"{COMMAND_LINE}: --{key} has no value; write --{key} value")
+                meant = did_you_mean(f"--{key.replace('-', '_')}", [f"--{option}" for option in options])
+                raise ConfigError(f"{COMMAND_LINE}: --{key} has no value; write --{key} value.{meant}")
             value = rest.pop(0)
         pairs.append((key, value))
     return pairs

@@ -209,10 +209,44 @@ def atomic_file(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+def damaged(path: Path, why: object) -> UserError:
+    """The error of a file in a stage's folder that is not as its stage has left it."""
+    return UserError(
+        f"{path} is damaged ({why}); put it back, or remove the folder {path.parent} to run its stage anew"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a stage.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise damaged(path, error) from None
+    if not isinstance(found, dict):
+        raise damaged(path, "it is no JSON object")
+    return found
+
+
 def read_json_lines(path: Path) -> list[Any]:
-    """The objects of a file of JSON lines; what a killed process left half-written at its end is left out."""
-    *whole, rest = path.read_text(encoding="utf-8").split("\n")
-    rows = [json.loads(line) for line in whole]
+    """The objects in a stage's file of JSON lines; what a killed process left half-written at its end is left out.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        *whole, rest = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise damaged(path, error) from None
+    rows: list[Any] = []
+    for line in whole:
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise damaged(path, f"line {len(rows) + 1}: {error}") from None
     try:
         return [*rows, json.loads(rest)] if rest else rows
     except json.JSONDecodeError:

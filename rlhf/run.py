@@ -83,7 +83,7 @@ def _run(argv: Sequence[str] | None) -> int:
     from rlhf.summary import draw_curves, print_summary
 
     options, rest = _parser().parse_known_args(argv)
-    experiment = load(options.config, split_overrides(rest))
+    experiment = load(options.config, split_overrides(rest, vars(options)))
     if options.print_config:
         chosen, choices = experiment.deployed()
         print("".join(f"# {line}\n" for line in choices) + dump(chosen), end="")

@@ -21,11 +21,18 @@ def _name(key: yaml.Node) -> yaml.Node:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        seen: dict[Hashable, str] = {}  # 1 and 1.0 are one key, and so are 1 and true
         for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
-            seen.add(key.value)
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            value = self.construct_object(_name(key), deep=True)
+            if isinstance(value, Hashable) and value in seen:
+                first = "" if seen[value] == key.value else f", first as '{seen[value]}'"
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"'{key.value}' is given twice{first}", key.start_mark
+                )
+            if isinstance(value, Hashable):
+                seen[value] = key.value
         self.flatten_mapping(node)
         node.value = [(_name(key), value) for key, value in node.value]
         return super().construct_mapping(node, deep)

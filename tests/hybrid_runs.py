@@ -275,7 +275,7 @@ def _ending(ends: Callable[[Tensor, Tensor], Tensor]) -> Any:
 
     def draw(self: Responses, logits: Tensor, rows: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.clone()
-        logits[:, END] = torch.where(ends(self._counters[rows], at), 1e4, -1e4)
+        logits[:, END] = torch.where(ends(torch.tensor(self.request.counters)[rows], at), 1e4, -1e4)
         return honest(self, logits, rows, at)
 
     return draw

@@ -71,7 +71,7 @@ ALLOWED = {
     "rlhf.chat": [*SETTINGS, "rlhf.chat", "rlhf.data", "rlhf.models", "rlhf.engines"],
     "rlhf.grid.measures": [*SETTINGS, "rlhf.metrics"],
     "rlhf.grid.statistics": [*BASIC, "rlhf.grid.statistics"],
-    "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report"],
+    "rlhf.report": [*SETTINGS, "rlhf.metrics", "rlhf.experiment", "rlhf.report", "rlhf.stages.folder"],
     "rlhf.testing": [*SETTINGS, "rlhf.testing", "rlhf.config", "rlhf.data", "rlhf.models"],
     "rlhf.run": [
         *SETTINGS,

@@ -35,7 +35,10 @@ SHORTER = dict.fromkeys(
         "--stages.ppo.evaluation.prompts 8"
     )
 }
-SLOW_PAGES = {"README.md", "after-a-run.md", "data.md", "engines.md", "findings.md", "grids.md", "running.md"}
+SLOW_PAGES = {
+    *("README.md", "after-a-run.md", "algorithms.md", "data.md", "engines.md", "findings.md", "grids.md", "rewards.md"),
+    *("running.md", "write-an-algorithm.md"),
+}
 """Pages that take half a minute or more."""
 OVER_SEEDS = {
     "benchmarks/world.py": ["--seeds", "1", "--rows", "100"],

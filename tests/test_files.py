@@ -16,6 +16,8 @@ from rlhf.files import (
     link_or_copy,
     only_one,
     put_in_place,
+    read_json,
+    read_json_lines,
     recover_folder,
     refusals_named,
 )
@@ -155,3 +157,35 @@ def test_a_disk_without_links_gets_copies(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "link", no_links)
     link_or_copy(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == bytes(1 << 20) and (tmp_path / "b").stat().st_nlink == 1
+
+
+def test_what_a_stage_has_left_is_read_as_it_is(tmp_path):
+    path = tmp_path / "sft" / "metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"a": 1}\n[2]\n{"a"')
+    assert read_json_lines(path) == [{"a": 1}, [2]]  # the process was killed in the third
+    path.write_text('{"a": 1}')
+    assert read_json(path) == {"a": 1} and read_json_lines(path) == [{"a": 1}]
+
+
+REMEDY = r"\); put it back, or remove the folder .*sft to run its stage anew$"
+
+
+@pytest.mark.parametrize(
+    ("content", "why", "why_lines"),
+    [
+        (b'{"a": 1}\n{"a": 1\n{"b": 2}\n', "Extra data", r"line 2: Expecting"),
+        (b'{"a": "\xff"}\n', "'utf-8' codec", "'utf-8' codec"),
+        (b"[1]", "it is no JSON object", None),
+        (b"", "Expecting value", None),
+    ],
+)
+def test_what_is_damaged_is_told_with_file_and_remedy(tmp_path, content, why, why_lines):
+    path = tmp_path / "sft" / "file"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"sft/file is damaged \({why}.*{REMEDY}"):
+        read_json(path)
+    if why_lines is not None:
+        with pytest.raises(UserError, match=rf"sft/file is damaged \({why_lines}.*{REMEDY}"):
+            read_json_lines(path)

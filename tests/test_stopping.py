@@ -112,6 +112,7 @@ stages:
 """
 
 
+@pytest.mark.slow
 def test_the_command_says_how_to_continue(tmp_path):
     (tmp_path / "exp.yaml").write_text(CONFIG)
     command = [sys.executable, "-m", "rlhf.run", "--config", str(tmp_path / "exp.yaml"), "--quiet"]

@@ -68,6 +68,7 @@ def _grid(argv: Sequence[str] | None) -> int:
     from rlhf.errors import ConfigError
     from rlhf.files import only_one
     from rlhf.grid.cells import cells
+    from rlhf.grid.conduct import refuse
     from rlhf.grid.ledger import Ledger
     from rlhf.grid.preview import lines
     from rlhf.grid.settings import load_grid
@@ -75,13 +76,15 @@ def _grid(argv: Sequence[str] | None) -> int:
     options, rest = _parser().parse_known_args(argv)
     if distributed.launched() > 1:
         raise ConfigError("a grid is one process, which starts those of its cells; run it without a launcher")
-    grid = load_grid(options.config, split_overrides(rest))
+    grid = load_grid(options.config, split_overrides(rest, vars(options)))
     grid = dataclasses.replace(grid, overrides={**grid.overrides, **dict(options.set)})
     found = cells(grid)
     console = Console(highlight=False, quiet=options.quiet)
     if options.dry_run:
-        for line in lines(grid, found, Ledger(found, overwrite=options.overwrite)):
+        ledger = Ledger(found, overwrite=options.overwrite)
+        for line in lines(grid, found, ledger):
             console.print(line, soft_wrap=True, markup=False)
+        refuse({cell.name: ledger.standing(cell.name) for cell in found})
         return 0
     try:
         grid.directory.mkdir(parents=True, exist_ok=True)
@@ -105,10 +108,12 @@ def _report(
 
 
 def _report_only(grid: Grid, found: Sequence[Cell], console: Console) -> int:
+    from rlhf.grid.conduct import refuse
     from rlhf.grid.ledger import Ledger
 
     ledger = Ledger(found)
     standing = {cell.name: ledger.standing(cell.name) for cell in found}
+    refuse(standing)
     done = [name for name, one in standing.items() if one.state == "done"]
     _report(grid, found, console, done, {name: one.error for name, one in standing.items() if one.state == "failed"})
     return 0

@@ -10,7 +10,7 @@ from rlhf.registry import did_you_mean
 if TYPE_CHECKING:
     from rlhf.grid.settings import Grid
 
-_WORDS = {True: ("true", "on", "yes"), False: ("false", "off", "no")}
+_WORDS = {True: ("true", "on", "yes", "True"), False: ("false", "off", "no", "False")}
 """What YAML takes for a truth value, though it may be the name of a choice."""
 Choices = Mapping[str, str]
 """A choice for each of some axes."""
@@ -55,11 +55,17 @@ def read_axes(given: Mapping[str, Any], problems: list[str]) -> list[Axis]:
     found = []
     for name, entry in given.items():
         place = f"axes.{name}"
+        if not name:
+            problems.append("axes: one has no name; name it")
+            continue
         if isinstance(entry, list):
             axis = _shorthand(name, entry, problems)
         else:
             axis = Axis(name, {})
             for choice, changes in entry.items():
+                if choice == "":
+                    problems.append(f"{place}: a choice has no name; name it")
+                    continue
                 if "." in name and (not isinstance(changes, Mapping) or "class_path" in changes):
                     changes = {name: changes}  # a value of the setting that the axis is called by
                 if not isinstance(changes, Mapping):

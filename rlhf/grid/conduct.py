@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.grid.cells import Cell
-from rlhf.grid.ledger import LOG, Ledger, State, locked
+from rlhf.grid.ledger import LOG, Ledger, Standing, State, locked
 from rlhf.grid.progress import Running, View, indented
 from rlhf.grid.schedule import Needs, next_cell
 from rlhf.interfaces import Ended, Job, LiveExecutor
@@ -50,8 +50,7 @@ class Conductor:
         experiment = cells[0].experiment
         self.cache = StageCache(StageCache.meant(experiment.stage_cache, experiment.directory))
         standing = {name: ledger.standing(name) for name in self.cells}
-        if refused := {name: text.error for name, text in standing.items() if text.state == "refused"}:
-            raise UserError(_refusal(refused, len(self.cells)))
+        refuse(standing)
         self.errors = {name: one.error for name, one in standing.items() if one.state == "failed"}
         self.states: dict[str, State] = {name: one.state for name, one in standing.items()}
         for name in list(self.errors) if retry else ():
@@ -214,9 +213,21 @@ class Conductor:
         self.executor.kill()
 
 
-def _refusal(refused: dict[str, str], every: int) -> str:
+def refuse(standing: Mapping[str, Standing]) -> None:
+    """Refuses a grid with cells whose folders hold another run, or a damaged one.
+
+    Args:
+        standing: Of each cell, by name.
+
+    Raises:
+        UserError: there is such a cell.
+    """
+    refused = {name: one.error for name, one in standing.items() if one.state == "refused"}
+    if not refused:
+        return
     name, text = next(iter(refused.items()))
-    head = f"{len(refused)} of {every} cells cannot be run, such as {name}:\n  " if len(refused) > 1 else f"{name}: "
-    also = "" if len(refused) == 1 else "\nThe others: " + ", ".join(list(refused)[1:])
+    several = len(refused) > 1
+    head = f"{len(refused)} of {len(standing)} cells cannot be run, such as {name}:\n  " if several else f"{name}: "
+    also = "\nThe others: " + ", ".join(list(refused)[1:]) if several else ""
     text = text.replace("Choose another --name, or", "Choose another name for the grid, or")
-    return f"{head}{text}{also}"
+    raise UserError(f"{head}{text}{also}")

@@ -21,9 +21,9 @@ from rich.console import Console
 from rlhf.config import dump
 from rlhf.data import fingerprint
 from rlhf.errors import ConfigError, UserError
-from rlhf.files import atomic_text
+from rlhf.files import atomic_text, read_json
 from rlhf.grid.cells import Cell
-from rlhf.stages.folder import DONE, RECORD, STOPPED, read_json, write_json
+from rlhf.stages.folder import DONE, RECORD, STOPPED, write_json
 from rlhf.stages.key import Inputs, keys_of
 from rlhf.stages.run import Run
 
@@ -111,7 +111,7 @@ class Ledger:
         status = self.status(name)
         if status["state"] == "running":  # the grid was killed: the run has left word itself, if it ended later
             left = [path for stage in self.keys[name] if (path := self.folder(name) / stage / STOPPED).exists()]
-            return "\n".join(error for path in left if (error := read_json(path)["error"]))
+            return "\n".join(error for path in left if (error := read_json(path).get("error")))
         return status["error"] if status["state"] == "failed" else ""
 
     def status(self, name: str) -> dict[str, Any]:

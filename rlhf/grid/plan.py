@@ -16,9 +16,10 @@ from rlhf.engines.local import Local
 from rlhf.engines.memory import state_bytes
 from rlhf.engines.zero import Zero
 from rlhf.errors import UserError
+from rlhf.files import read_json
 from rlhf.interfaces import Algorithm
 from rlhf.metrics import read_metrics
-from rlhf.stages.folder import DONE, RECORD, read_json
+from rlhf.stages.folder import DONE, RECORD
 from rlhf.stages.key import identity
 from rlhf.stages.settings import differences
 

@@ -102,7 +102,7 @@ class Grid:
     def problems(self) -> list[str]:
         """Those that can be seen without the experiment, each ``"<key>: <problem>; <remedy>"``."""
         problems = []
-        if self.name in ("", ".", "..") or any(character in self.name for character in "/\\@"):
+        if not self.name or self.name.startswith(".") or any(character in self.name for character in "/\\@"):
             problems.append(f"name: is {self.name!r}; must be a plain folder name")
         occupied = next((path for path in (self.directory, *self.directory.parents) if path.is_file()), None)
         if occupied is not None:

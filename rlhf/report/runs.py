@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.files import read_json_lines
+from rlhf.files import read_json, read_json_lines
 from rlhf.metrics import read_metrics
+from rlhf.stages.folder import DONE, METRICS, RECORD, STOPPED, read_done
 from rlhf.yaml_files import read_yaml
 
 State = Literal["finished", "failed", "interrupted", "unfinished", "not started"]
@@ -70,12 +70,12 @@ class StageRecord:
     @cached_property
     def record(self) -> dict[str, Any]:
         """What it was run with: ``key``, ``versions``, ``inputs``, ``used_keys`` and more; empty before it starts."""
-        return _json(self.directory / "stage.json") or {}
+        return _json(self.directory / RECORD) or {}
 
     @cached_property
     def done(self) -> dict[str, Any] | None:
         """What the stage wrote when it ended; None before."""
-        return _json(self.directory / "done.json")
+        return read_done(self.directory) if (self.directory / DONE).exists() else None
 
     @cached_property
     def data(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -96,7 +96,7 @@ class StageRecord:
         """How far it has come. ``unfinished``: it is running now, or was killed so that it could leave no word."""
         if self.done is not None:
             return "finished"
-        if not (self.directory / "stage.json").exists():
+        if not (self.directory / RECORD).exists():
             return "not started"
         return "unfinished" if self._stopped is None else "failed" if self.ended_by else "interrupted"
 
@@ -107,12 +107,12 @@ class StageRecord:
 
     @cached_property
     def _stopped(self) -> dict[str, Any] | None:
-        return _json(self.directory / "stopped.json")
+        return _json(self.directory / STOPPED)
 
     @property
     def last_written(self) -> datetime | None:
         """When the latest figure was written."""
-        path = self.directory / "metrics.jsonl"
+        path = self.directory / METRICS
         return datetime.fromtimestamp(path.stat().st_mtime).astimezone() if path.exists() else None
 
     @cached_property
@@ -187,10 +187,14 @@ def read_run(directory: Path) -> RunRecord:
         raise UserError(f"{directory} {what}; give the folder of a run, such as runs/quickstart")
     path = directory / "config.yaml"
     if not path.is_file():
-        if (directory / "stage.json").exists():
+        if (directory / RECORD).exists():
             raise UserError(f"{directory} is one stage of a run; give the run's folder, {directory.resolve().parent}")
         raise UserError(f"{directory} has no config.yaml, so no run has been there; give the folder of a run")
-    config = read_yaml(path)
+    return record_of(directory, read_yaml(path))
+
+
+def record_of(directory: Path, config: dict[str, Any]) -> RunRecord:
+    """A run of known settings."""
     stages: list[StageRecord] = []
     for stage, settings in (config.get("stages") or {}).items():
         uses = [use for use in _uses(settings) if use.stage in [earlier.name for earlier in stages]]
@@ -218,4 +222,4 @@ def _uses(settings: Any, place: str = "") -> Iterator[Use]:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return read_json(path) if path.exists() else None

@@ -17,8 +17,8 @@ from typing import Any
 
 from rlhf.data.cache import AUTO, INDEX, VARIABLE, locked, put, read_index, remove_stale, write_index
 from rlhf.errors import UserError
-from rlhf.files import link_or_copy
-from rlhf.stages.folder import BEST, KEPT_BY_SINKS, RECORD, link_tree, new_folder, read_json, write_json
+from rlhf.files import link_or_copy, read_json
+from rlhf.stages.folder import BEST, KEPT_BY_SINKS, RECORD, link_tree, new_folder, write_json
 from rlhf.stages.key import explain
 
 LEFT_OUT = ("checkpoints", BEST, "nan_dump.pt", INDEX, *KEPT_BY_SINKS)

@@ -11,12 +11,14 @@ from typing import Any
 
 from rlhf.engines.manifest import Damaged, check_files, read_manifest
 from rlhf.errors import UserError
-from rlhf.files import atomic_text, begin_folder, link_or_copy, put_in_place
+from rlhf.files import atomic_text, begin_folder, checksum, damaged, link_or_copy, put_in_place, read_json
 
 RECORD = "stage.json"
 """What a stage was run with, written before it starts."""
 DONE = "done.json"
 """The last figures of a stage, written when it has ended."""
+METRICS = "metrics.jsonl"
+"""Its figures over its steps."""
 STOPPED = "stopped.json"
 """Why a stage ended before its time: the text of the error, or an empty one where it was asked to stop. Of a stage that
 runs, or was killed, there is none."""
@@ -30,18 +32,27 @@ def write_json(path: Path, content: Any) -> None:
     atomic_text(path, json.dumps(content, indent=2))
 
 
-def read_json(path: Path) -> Any:
-    """The content of a stage's file.
+def read_done(directory: Path) -> dict[str, Any]:
+    """What a finished stage wrote when it ended: ``figures``, ``seconds`` and more.
 
     Raises:
-        UserError: it is damaged.
+        UserError: it is damaged, or the stage's ``metrics.jsonl`` is not as it was then.
     """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{path} is damaged ({error}); put it back, or remove the folder {path.parent} to run its stage anew"
-        ) from None
+    path, metrics = directory / DONE, directory / METRICS
+    done = read_json(path)
+    if not {"figures", "seconds"} <= done.keys():
+        raise damaged(path, "it lacks figures, or seconds")
+    known = done.get("metrics")  # earlier versions of this program did not write it
+    if known is not None and (not metrics.is_file() or [*checksum(metrics)] != known):
+        raise damaged(metrics, "it is not as its stage has left it" if metrics.exists() else "it is not there")
+    return done
+
+
+def write_done(directory: Path, figures: Mapping[str, float], seconds: float) -> None:
+    """Notes that a stage has ended; nothing is written to its figures any more."""
+    metrics = directory / METRICS
+    summed = {"metrics": checksum(metrics)} if metrics.is_file() else {}
+    write_json(directory / DONE, {"figures": dict(figures), "seconds": seconds, **summed})
 
 
 @contextmanager
@@ -114,7 +125,7 @@ def check_checkpoint(path: Path) -> dict[str, Any]:
         check_files(path, manifest, list(manifest["files"]))
     except Damaged as damaged:
         raise UserError(f"--resume: {path} is no whole checkpoint ({damaged}); give another") from None
-    if not (origin(path) / "metrics.jsonl").is_file():
+    if not (origin(path) / METRICS).is_file():
         raise UserError(
             f"--resume: {origin(path)} has no metrics.jsonl, so the figures before the checkpoint would be lost; put "
             "it there, two folders above the checkpoint"
@@ -149,7 +160,7 @@ def adopt(checkpoint: Path, folder: Path, directory: Path) -> None:
     atomic_text(folder / "checkpoints" / "latest", checkpoint.name)
     if best := about.get(BEST):
         link_tree(source / BEST / best, folder / BEST / best)
-    shutil.copy2(source / "metrics.jsonl", folder)  # never linked: it is written on
+    shutil.copy2(source / METRICS, folder)  # never linked: it is written on
     for path in sorted((source / "rollouts").glob("*.jsonl")):
         kind, _, rest = path.stem.partition("_")
         last = about.get("rollouts" if kind == "iteration" else "iteration", 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rlhf import distributed
 from rlhf.errors import ConfigError, UserError, telling
-from rlhf.files import atomic_text
+from rlhf.files import atomic_text, read_json
 from rlhf.interruption import Stopped, StopRequest
 from rlhf.stages.cache import StageCache
 from rlhf.stages.feasible import infeasible
@@ -26,7 +26,8 @@ from rlhf.stages.folder import (
     ending_told,
     new_folder,
     origin,
-    read_json,
+    read_done,
+    write_done,
     write_json,
 )
 from rlhf.stages.key import Inputs, changed_inputs, identity, stage_key, versions
@@ -164,6 +165,7 @@ class Run:
         if changes:
             return Plan("start", why=tuple(changes), fresh=fresh)
         if (directory / DONE).exists():
+            read_done(directory)
             return Plan("keep")
         if never:
             return Plan("start", why=("it was interrupted, and --resume is never",))
@@ -173,12 +175,12 @@ class Run:
         """Why a stage's folder cannot be kept: other settings or data, or earlier stages that run, or ran, anew."""
         algorithm = self.experiment.stages[name]
         record = read_json(self.experiment.directory / name / RECORD)
-        changes = differences(record["settings"], self._identity(name))
+        changes = differences(record.get("settings") or {}, self._identity(name))
         changes += changed_inputs(record.get("inputs", {}), self.inputs.of(algorithm))
         for used in used_stages(algorithm):
             if plans[used].state != "keep":
                 changes.append(f"@{used}: is to be run first")
-            elif record["uses"].get(used) != self._record_of(used)["id"]:
+            elif (record.get("uses") or {}).get(used) != self._record_of(used).get("id"):
                 changes.append(f"@{used}: has been run anew since")
         return changes
 
@@ -254,7 +256,7 @@ class Run:
         directory = self.experiment.directory / name
         if plan.state == "keep":
             self._say(f"{name}: finished before, kept ({directory}){self._doubts(name)}")
-            return read_json(directory / DONE)["figures"]
+            return read_done(directory)["figures"]
         if plan.state == "continue":
             record = self._record_of(name)
             if record.get("versions") != versions():
@@ -270,7 +272,7 @@ class Run:
         with self.cache.claimed(name, wanted, lambda: self._say(waits)) as kept:
             if kept is not None and self.cache.take(kept, directory, record["uses"]):
                 self._say(f"{name}: made before by another run of the same settings and data, taken from {kept}")
-                return read_json(directory / DONE)["figures"]
+                return read_done(directory)["figures"]
             nearest = [] if plan.fresh or plan.why else self.cache.nearest(name, record)
             if nearest:
                 self._say(f"{name}: is run, as no kept stage is the same; the nearest: {'; '.join(nearest[:3])}")
@@ -305,7 +307,7 @@ class Run:
                         stage.resume(plan.checkpoint)
             with stop.listening():
                 figures = stage.fit()
-                write_json(directory / DONE, {"figures": figures, "seconds": time.perf_counter() - start})
+                write_done(directory, figures, time.perf_counter() - start)
                 self._keep(name, record["key"], replace=plan.fresh and plan.checkpoint is None)
         _stop_between(experiment, name, stop)
         return figures

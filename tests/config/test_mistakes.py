@@ -126,5 +126,10 @@ def test_words_that_are_no_override(words, message):
         split_overrides(words)
 
 
+def test_an_option_of_the_command_may_be_meant():
+    with pytest.raises(ConfigError, match=r"write --dry-run value. Did you mean --dry_run\?$"):
+        split_overrides(["--dry-run"], ["config", "dry_run"])
+
+
 def test_override_pairs():
     assert split_overrides(["--a.b", "-1", "--c=x=y", "--d="]) == [("a.b", "-1"), ("c", "x=y"), ("d", "")]

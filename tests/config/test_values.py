@@ -102,3 +102,9 @@ def test_words_for_truth_values_are_names_as_keys():
     assert parse("{on: off, No: 1, y: 2, true: 3, 4: 5}") == {"on": False, "No": 1, "y": 2, True: 3, 4: 5}
     with pytest.raises(Exception, match="'on' is given twice"):
         parse("{on: 1, on: 2}")
+
+
+@pytest.mark.parametrize(("first", "second"), [("1", "1.0"), ("1", "true"), ("a", '"a"'), ("0x10", "16")])
+def test_keys_that_are_equal_are_given_twice_however_they_are_written(first, second):
+    with pytest.raises(Exception, match="is given twice"):
+        parse(f"{{{first}: 1, {second}: 2}}")

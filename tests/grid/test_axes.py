@@ -39,6 +39,7 @@ def test_what_yaml_takes_for_a_truth_value_is_the_choice_of_that_name():
     assert named(ON_OFF, True) == "on" and named(ON_OFF, False) == "off"
     assert named(Axis("a", {"no": {}, "true": {}}), False) == "no" and named(Axis("a", {"true": {}}), True) == "true"
     assert named(Axis("a", {"1e-5": {}, "3": {}}), 1e-5) == "1e-5" and named(Axis("a", {"3": {}}), 3) == "3"
+    assert named(Axis("a", {"True": {}, "False": {}}), False) == "False"  # true: and false: as keys
     assert named(ON_OFF, "maybe") is None and named(ON_OFF, [1]) is None
     assert wanted(ON_OFF, [False, "on"]) == ["off", "on"]
 
@@ -91,6 +92,8 @@ def test_what_is_right_has_no_problem():
             {"zip": [["clip", "size"]]},
             ["zip.0: clip has 2, size has 3; axes that move together need as many choices as each other"],
         ),
+        ({"axes": {"e": {"": {"stages.x.a": 7}, "b": {}}}}, ["axes.e: a choice has no name; name it"]),
+        ({"axes": {"": {"a": {}, "b": {}}}}, ["axes: one has no name; name it"]),
         (
             {"zip": [["clip", "sze"], ["clip", "size"]]},
             ["zip.0: no axis is called 'sze'. Did you mean size?", "zip.1: clip has 2", "zip: 'clip' is named twice"],

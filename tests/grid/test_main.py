@@ -147,6 +147,7 @@ def test_one_crash_leaves_the_others_running_and_is_tried_again_when_asked(folde
     assert {name: figures()[name] for name in good} == good
 
 
+@pytest.mark.slow
 def test_a_cell_that_failed_with_other_settings_is_run(folder, capsys):
     prepare(folder, BROKEN.replace("coef: [0.05, 0.1]", "coef: [0.05]"))
     assert run() == 1
@@ -259,6 +260,7 @@ def test_help_lists_the_settings(capsys):
 # --------------------------------------------------------------------------------------------------------------- report
 
 
+@pytest.mark.slow
 def test_a_grid_ends_in_its_report_which_can_be_written_again_alone(whole, folder, capsys):
     copied(whole, folder)
     assert run(report=True) == 0
@@ -277,6 +279,33 @@ def test_a_grid_ends_in_its_report_which_can_be_written_again_alone(whole, folde
     assert Path("runs/g/results.csv").read_bytes() == table
 
 
+@pytest.mark.slow
+def test_what_was_damaged_since_is_named_whatever_is_asked_for_and_made_again_once_it_is_gone(whole, folder, capsys):
+    copied(whole, folder)
+    assert run(report=True) == 0
+    table = Path("runs/g/results.csv").read_bytes()
+    stage = Path(f"runs/g/{CELLS[1]}/ppo")
+    for name, content in (
+        ("metrics.jsonl", (stage / "metrics.jsonl").read_bytes()[:-40]),
+        ("metrics.jsonl", b""),
+        ("done.json", b"{"),
+        ("stage.json", b"[]"),
+    ):
+        former = (stage / name).read_bytes()
+        (stage / name).write_bytes(content)
+        for options in (["--dry_run"], ["--report_only"], ["--no_report"], ["--no_report", "--retry"]):
+            assert main(["--config", "grid.yaml", *options]) == 1
+            error = capsys.readouterr().err
+            assert error.startswith(f"Error: {CELLS[1]}: {stage / name} is damaged (")
+            assert error.endswith(f"; put it back, or remove the folder {stage} to run its stage anew\n")
+        (stage / name).write_bytes(former)
+    assert Path("runs/g/results.csv").read_bytes() == table
+    shutil.rmtree(stage)
+    assert run(report=True) == 0
+    assert Path("runs/g/results.csv").read_bytes() == table
+    assert made() == ["ppo"] * 7 + ["sft"] * 2  # the kept one was taken
+
+
 def test_nothing_to_report_is_said(folder, capsys):
     assert main(["--config", "grid.yaml", "--report_only"]) == 1
     assert (
@@ -284,6 +313,7 @@ def test_nothing_to_report_is_said(folder, capsys):
     )
 
 
+@pytest.mark.slow
 def test_what_failed_does_not_keep_the_rest_from_being_reported(folder, capsys):
     prepare(folder, BROKEN.replace("coef: [0.05, 0.1]", "coef: [0.05]"))
     assert run(report=True) == 1

@@ -60,6 +60,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_with_the_libraries_alone_reads_the_same(tmp_path):  # cases E7, F5
     ids, live = torch.tensor([[5, 6, 7, 8, 9]]), {}
     for family in FAMILIES:

@@ -25,7 +25,7 @@ def test_why_a_stage_is_not_finished(tmp_path, error, state):
     if error is not None:
         (ppo.directory / "stopped.json").write_text(json.dumps({"error": error}))
     assert ppo.state == state and ppo.ended_by == ("bad" if error else "")
-    (ppo.directory / "done.json").write_text("{}")
+    (ppo.directory / "done.json").write_text(json.dumps({"figures": {}, "seconds": 1.0}))
     assert read_run(tmp_path / "toy").stages[1].state == "finished"
 
 

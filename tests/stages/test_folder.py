@@ -7,6 +7,7 @@ import pytest
 
 from rlhf.engines.checkpoint import Checkpoints
 from rlhf.errors import UserError
+from rlhf.files import read_json
 from rlhf.interruption import Stopped
 from rlhf.stages.folder import (
     adopt,
@@ -16,7 +17,8 @@ from rlhf.stages.folder import (
     link_tree,
     new_folder,
     origin,
-    read_json,
+    read_done,
+    write_done,
     write_json,
 )
 
@@ -152,3 +154,30 @@ def test_what_is_no_checkpoint_of_the_stage_is_refused(stage, tmp_path):
 def refused_without_checkpoints(refused, tmp_path):
     (tmp_path / "empty" / "ppo").mkdir(parents=True)
     return refused(tmp_path / "empty" / "ppo")
+
+
+def test_the_figures_of_a_finished_stage_are_those_that_it_ended_with(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n{"step": 2}\n')
+    write_done(tmp_path, {"step": 2}, 1.5)
+    done = read_done(tmp_path)
+    assert done["figures"] == {"step": 2} and done["seconds"] == 1.5
+    for change, why in (
+        (lambda: metrics.write_text('{"step": 1}\n'), "it is not as its stage has left it"),
+        (metrics.unlink, "it is not there"),
+    ):
+        change()
+        with pytest.raises(UserError, match=rf"metrics.jsonl is damaged \({why}\); put it back, or remove the folder"):
+            read_done(tmp_path)
+    metrics.write_text('{"step": 1}\n{"step": 2}\n')
+    assert read_done(tmp_path) == done
+    write_json(tmp_path / "done.json", {"figures": {}, "seconds": 1.0})  # as earlier versions wrote it
+    assert read_done(tmp_path)["seconds"] == 1.0
+    write_json(tmp_path / "done.json", {"figures": {}})
+    with pytest.raises(UserError, match=r"done\.json is damaged"):
+        read_done(tmp_path)
+
+
+def test_a_stage_without_figures_is_finished_too(tmp_path):
+    write_done(tmp_path, {}, 0.1)
+    assert read_done(tmp_path) == {"figures": {}, "seconds": 0.1}

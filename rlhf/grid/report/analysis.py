@@ -136,10 +136,16 @@ def _few(results: Results) -> Iterator[str]:
         told: Any = results.remarks[results.remarks["metric"] == name]
         if table[name].isna().all():
             known = results.stage(next(iter(results.runs)), metric).names
-            yield f"{name}: no cell has a number. {told['remark'].iloc[-1]}.{did_you_mean(metric.name, known)}"
+            yield f"{name}: no cell has a number. {_why(told, results)}.{did_you_mean(metric.name, known)}"
         early = int(told["remark"].str.contains(EARLY, regex=False).sum())
         if early:
             yield f"{name}: {early} of {len(table)} cells are read {EARLY}"
+
+
+def _why(remarks: Any, results: Results) -> str:
+    """Why cells have no number: what is said of finished ones, where there are any such."""
+    finished = remarks[remarks["cell"].isin(list(results.runs))]
+    return str((finished if len(finished) else remarks)["remark"].iloc[-1])
 
 
 def claims(analysis: Analysis, metric: str) -> list[str]:

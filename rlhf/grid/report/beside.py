@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.config import dump
@@ -16,7 +16,6 @@ from rlhf.report.findings import PAID, Finding, findings
 from rlhf.report.runs import RunRecord, StageRecord
 from rlhf.report.samples import Answer, evaluations, evenly, stories
 from rlhf.report.settings import differences
-from rlhf.stages.folder import RECORD, read_json
 from rlhf.yaml_files import parse
 
 if TYPE_CHECKING:
@@ -172,8 +171,8 @@ def cost(results: Results) -> Cost:
 
 def _identity(stage: StageRecord) -> str:
     """Equal for what was made once and copied."""
-    record: Mapping[str, Any] = read_json(stage.directory / RECORD)
-    return str(record.get("key") or record["id"])
+    record = stage.record
+    return str(record.get("key") or record.get("id") or stage.directory)
 
 
 def _of_variant(results: Results, variant: str) -> dict[str, Any]:

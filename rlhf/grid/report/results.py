@@ -6,12 +6,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.config import dump
 from rlhf.errors import UserError
 from rlhf.grid.axes import labels
 from rlhf.grid.cells import Cell, baseline_choices, baseline_name
 from rlhf.grid.measures import Reading, read
 from rlhf.grid.settings import Grid, Metric
-from rlhf.report.runs import RunRecord, StageRecord, read_run
+from rlhf.report.runs import RunRecord, StageRecord, read_run, record_of
+from rlhf.yaml_files import parse
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -67,7 +69,7 @@ def collect(grid: Grid, cells: Sequence[Cell], done: Collection[str]) -> Results
     """
     from pandas import DataFrame
 
-    runs = {cell.name: read_run(cell.experiment.directory) for cell in cells if cell.name in done}
+    runs = {cell.name: _read(cell) for cell in cells if cell.name in done}
     if not runs:
         raise UserError(f"{grid.directory}: no cell is finished, so there is nothing to report; run the grid")
     metrics = grid.metrics or _telling(next(iter(runs.values())))
@@ -98,6 +100,14 @@ def collect(grid: Grid, cells: Sequence[Cell], done: Collection[str]) -> Results
         axes=_axes(grid, cells),
         runs=runs,
     )
+
+
+def _read(cell: Cell) -> RunRecord:
+    """What a finished cell has left; its settings are known without its ``config.yaml``."""
+    try:
+        return read_run(cell.experiment.directory)
+    except UserError:
+        return record_of(cell.experiment.directory, parse(dump(cell.experiment)))
 
 
 def _readings(metric: Metric, cells: Sequence[Cell], runs: Mapping[str, RunRecord]) -> dict[str, Reading]:

@@ -45,6 +45,18 @@ def test_a_cell_that_is_not_finished_has_no_number_and_the_others_are_read_witho
     assert "clip=off,seed=2" not in results.runs
 
 
+@pytest.mark.parametrize("content", [None, "", "a: {"])
+def test_the_settings_of_a_cell_are_known_without_its_config(tmp_path, content):
+    grid, cells = finished.whole(tmp_path)
+    expected = collect(grid, cells, names(cells))
+    path = cells[-1].experiment.directory / "config.yaml"
+    path.unlink() if content is None else path.write_text(content)
+    found = collect(grid, cells, names(cells))
+    assert found.table.equals(expected.table)
+    last = found.runs[cells[-1].name]
+    assert [stage.settings for stage in last.stages] == [stage.settings for stage in expected.runs[last.name].stages]
+
+
 def test_nothing_finished_is_nothing_to_report(tmp_path):
     grid, cells = finished.grid(tmp_path)
     with pytest.raises(UserError, match="no cell is finished"):

@@ -64,6 +64,7 @@ def test_tables_figures_and_the_page_are_written(written):
         assert (home / f"figures/{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_the_same_cells_give_the_same_bytes(tmp_path):
     grid, cells = finished.whole(tmp_path)
     report(grid, cells)
@@ -74,6 +75,7 @@ def test_the_same_cells_give_the_same_bytes(tmp_path):
     assert timeless(grid.directory) == first and len(first) > 12
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_former_metrics(tmp_path):
     grid, cells = finished.whole(tmp_path, metrics={"old": Metric(name="reward/nothing")})
     report(grid, cells)
