@@ -6,11 +6,6 @@ import memory_runs
 import pytest
 
 CELLS = [(cell.stage, cell.lora, cell.offload, cell.precision) for cell in memory_runs.script().cells()]
-QUICK = [
-    (2, False, "none", "bf16"),
-    (3, True, "optimiser, weights", "bf16"),
-]
-OTHERS = [pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS if cell not in QUICK]
 NOISE = 4096
 """Bytes of batches, masks and single numbers."""
 
@@ -24,9 +19,10 @@ def check(stage: int, offload: str, before: dict[str, int], after: dict[str, int
         assert after["gradients"] == 0
 
 
-@pytest.mark.parametrize(("stage", "lora", "offload", "precision"), [*QUICK, *OTHERS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "lora", "offload", "precision"), CELLS)
 def test_counted_bytes_are_those_worked_out(two_processes, stage, lora, offload, precision) -> None:
-    assert len(CELLS) == 32 and set(QUICK) <= set(CELLS)
+    assert len(CELLS) == 32
     for found in two_processes.run(memory_runs.measure, stage, lora, offload, precision):
         check(stage, offload, *found)
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from run_folders import simple
 
 from rlhf.report.__main__ import main
@@ -46,6 +47,7 @@ def test_what_cannot_be_compared_is_said(tmp_path, capsys):
     assert "is one stage of a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_compare_needs_nothing_that_draws_and_stops_with_its_reader(tmp_path):
     folders = [str(simple(tmp_path / name, lr=lr)) for name, lr in (("a", 1e-3), ("b", 2e-3))]
     code = (
